@@ -146,6 +146,9 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
     if resume == "auto":
         if new.name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
+        from minigpt.storage.runs import check_form
+
+        check_form(new.name)  # a path would name one folder below runs, and another one here
     elif resume is not None and (new.has_text or new.name is not None or new.start is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     elif resume is not None and new.minutes:

@@ -225,15 +225,20 @@ def _create_numbered(stem: str) -> Path:
 
 def check_name(name: str) -> None:
     """Raise UserError if a new run cannot have this name."""
-    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
-        allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces"
-        raise UserError(f"'{escape(name)}' is not a valid run name: use {allowed}; not {', '.join(RESERVED)}")
+    check_form(name)
     folder = RUNS / name
     # A process that was killed before its first checkpoint leaves at most these names.
     is_empty = folder.is_dir() and set(names_in(folder)) <= {LOCK, CHECKPOINTS}
     is_empty = is_empty and all(map(is_temporary, names_in(folder / CHECKPOINTS)))
     if os.path.lexists(folder) and not is_empty:
         raise RunExistsError(f"run '{escape(name)}' already exists", folder, bool(checkpoint_steps(folder)))
+
+
+def check_form(name: str) -> None:
+    """Raise UserError if no run can have this name."""
+    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
+        allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces"
+        raise UserError(f"'{escape(name)}' is not a valid run name: use {allowed}; not {', '.join(RESERVED)}")
 
 
 @contextmanager
@@ -255,7 +260,7 @@ def lock(run: Path) -> Iterator[None]:
             raise UserError(f"{escape(path)} is neither a file nor a folder")
     file = run / LOCK
     try:
-        with FileLock(file, timeout=0):
+        with FileLock(file, timeout=0.2):  # seconds: `is_training` holds the lock for an instant
             with suppress(OSError):  # Windows cannot write to a locked file
                 file.write_text(f"process {os.getpid()} on {platform.node()}", "utf-8", "backslashreplace")
             LOCKED[run] = file.stat()

@@ -327,6 +327,8 @@ def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest
     assert "with its own text" in cli("train", "--name", "a", "--resume", "auto", "--minutes", "3").err
     assert "with its own text" not in cli("train", "--name", "a", "--resume", "auto").err
     assert cli("train", verse, "--resume", "auto").error.startswith("--resume auto needs the --name of the run")
+    Path("runs/a").rename("b")
+    assert cli("train", "--name", "../b", "--resume", "auto").error.startswith("'../b' is not a valid run name")
 
 
 def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
