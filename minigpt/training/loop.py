@@ -172,7 +172,10 @@ class Training:
         return Outcome(state, None if is_done else signal, is_early)
 
     def step(self) -> None:
-        """Make one step (collective). Raises DivergedError if `read` does."""
+        """Make one step, and `read` its loss or leave that to a later step (collective).
+
+        Raises DivergedError if `read` does.
+        """
         state = self.state
         self.unread.append(self.learner.step(self.data.train, state.step, self.lr_factor(state.step)))
         state.step += 1
@@ -186,7 +189,8 @@ class Training:
         Whatever uses the weights calls this first, because a step that is not finite has spoiled them.
 
         Raises:
-            DivergedError: A loss or a norm is not finite. `state` is then that of the first such step.
+            DivergedError: A loss or a norm is not finite. `state` is then that of the first such step. The weights are
+                lost: the update has already been applied.
         """
         state, max_norm = self.state, self.config.optim.grad_clip or math.inf
         unread, self.unread = self.unread, []
@@ -195,6 +199,7 @@ class Training:
             self.gradient_norm = norm
             if not math.isfinite(loss + norm):
                 problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
+                state.tokens_seen -= (state.step - step) * self.config.tokens_per_step
                 state.step = step
                 raise self.diverged(problem)
             state.clipped_count += norm > max_norm
