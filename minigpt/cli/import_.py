@@ -31,7 +31,7 @@ def nanogpt(
     """
     from minigpt.interop.nanogpt import create_run
 
-    run = as_argument(create_run(checkpoint, text, encoding, name))
+    run = as_argument(create_run(checkpoint, text, encoding, name, notice))
     _notice(run, f"measure: minigpt eval {run}")
 
 
@@ -46,7 +46,7 @@ def stories(name: NameOption = None) -> None:
     """
     from minigpt.interop.shipped import create_run
 
-    run = as_argument(create_run(name))
+    run = as_argument(create_run(name, notice))
     _notice(run, f"look:    minigpt inspect {run} --open")
 
 

@@ -1,6 +1,5 @@
 """Output of commands: results go to stdout or a file, everything else to stderr."""
 
-import errno
 import json
 import os
 import re
@@ -82,15 +81,17 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
         UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, is the input file
             `read`, or exists without `force`. A page that minigpt wrote may always be replaced.
     """
+    from tempfile import TemporaryFile
+
     taken = {Path(os.path.realpath(read))} if read else set[Path]()
     for out in filter(None, outs):
         if _is_stream(out):
             continue
         file = Path(os.path.realpath(out))
         try:
-            os.stat(os.path.join(file.parent, ""))  # fails if the parent is missing or not a folder
-            if not all(os.access(place, os.W_OK) for place in (file, file.parent) if place.exists()):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            # Unlike os.access, opening says why: no permission, or a read-only or full disk.
+            with TemporaryFile(dir=file.parent), open(file if file.is_file() else os.devnull, "ab"):
+                pass
         except OSError as error:
             raise _cannot_write(out, reason(error)) from error
         if file in taken:

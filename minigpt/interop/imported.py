@@ -1,6 +1,7 @@
 """Write a model from elsewhere as a run with one checkpoint, which has no optimizer state."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +14,19 @@ from minigpt.text.tokenizer import Tokenizer
 
 
 def write_run(
-    name: str | None, stem: str, config: RunConfig, tokenizer: Tokenizer, metadata: Metadata, weights: Arrays
+    name: str | None,
+    stem: str,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    metadata: Metadata,
+    weights: Arrays,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write a new run with the model as its only checkpoint. Return its folder. Raises RunExistsError.
 
-    Without a name, the run is called `stem` and a number.
+    Without a name, the run is called `stem` and a number. `log` receives a line for each failed attempt.
     """
     with new_run(name, stem) as run:
-        save_checkpoint(run, config, tokenizer, metadata, partial(write_arrays, weights=weights, optimizer={}))
+        save_checkpoint(run, config, tokenizer, metadata, partial(write_arrays, weights=weights, optimizer={}), log)
         record_start(run, metadata.step, sys.argv, metadata.runtime)
     return run

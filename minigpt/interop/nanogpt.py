@@ -5,6 +5,7 @@ sorted.
 """
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "bloc
 """Our setting for each of nanoGPT's."""
 
 
-def create_run(path: Path, source: str, encoding: str, name: str | None) -> Path:
+def create_run(
+    path: Path, source: str, encoding: str, name: str | None, log: Callable[[str], None] = lambda line: None
+) -> Path:
     """Write a new run with the model of ckpt.pt as its only checkpoint. Return its folder.
 
     `source` is the text that the model was trained on. Its last tenth becomes the validation split.
+    `log` receives a line for each failed attempt to save.
 
     Raises:
         TextError: The text cannot be read.
@@ -59,7 +63,7 @@ def create_run(path: Path, source: str, encoding: str, name: str | None) -> Path
         state=TrainState(step=step),
     )
     config = resolve(("import", values)).config
-    return write_run(name, name_stem(source), config, CharTokenizer(text.counts), metadata, weights)
+    return write_run(name, name_stem(source), config, CharTokenizer(text.counts), metadata, weights, log)
 
 
 def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:

@@ -1,5 +1,6 @@
 """The trained model that minigpt contains: a checkpoint with weights in float16 and no optimizer state."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from minigpt.text.tokenizer import from_json
 STORIES = "stories"
 
 
-def create_run(name: str | None) -> Path:
+def create_run(name: str | None, log: Callable[[str], None] = lambda line: None) -> Path:
     """Write a new run with the shipped model, in float32, as its only checkpoint. Return its folder.
+
+    `log` receives a line for each failed attempt to save.
 
     Raises:
         RunExistsError: The name is taken.
@@ -27,4 +30,4 @@ def create_run(name: str | None) -> Path:
     tokenizer = from_json(read_checked(shipped, "tokenizer.json", metadata).decode(), "tokenizer.json")
     half = safetensors.numpy.load(read_checked(shipped, MODEL, metadata))
     weights = {key: array.astype(np.float32) for key, array in half.items()}
-    return write_run(name, STORIES, config, tokenizer, metadata, weights)
+    return write_run(name, STORIES, config, tokenizer, metadata, weights, log)

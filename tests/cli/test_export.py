@@ -1,15 +1,19 @@
 """`minigpt export` and `minigpt import`."""
 
+import errno
+import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from command_line import VERSE, Cli
 from exports import made, nanogpt_file
 
 from minigpt.cli.export import export
+from minigpt.interop import imported
 from minigpt.interop.export import FORMATS
+from minigpt.storage import checkpoint
 from minigpt.text.tokenizer import CharTokenizer
 
 
@@ -31,6 +35,15 @@ def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> N
     assert cli("import", "nanogpt", "ckpt.pt", "--text", "verse.txt").code == 0
     assert len(cli("sample", "-l", "30", "-p", "Rough").out) == len("Rough") + 30 + 1
     assert cli("eval").code == cli("train", "verse.txt", "--from", "verse-1", "-s", "train.steps=1").code == 0
+
+
+def test_an_import_says_that_it_retries(cli: Cli, empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(imported, "write_arrays", full)
+    monkeypatch.setattr(checkpoint, "RETRY_PAUSES", (0.0,))
+    assert "No space left on device; retrying in 0 s" in cli("import", "stories").err
 
 
 def test_the_shipped_model_is_a_run_like_any_other(cli: Cli, empty_folder: Path) -> None:
