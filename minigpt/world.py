@@ -6,6 +6,7 @@ Does not import torch.
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,8 +22,13 @@ def rank() -> int:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use. A part of a core counts as one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _control_groups():
+        with suppress(OSError, ValueError):  # no limit
+            quota, period = map(int, (group / "cpu.max").read_text(encoding="ascii").split())
+            cores = min(cores, -(-quota // period))
+    return cores
 
 
 def processes_here() -> int:
@@ -33,12 +39,19 @@ def processes_here() -> int:
 
 def free_memory() -> int | None:
     """Return the free memory in bytes, or None if the system does not report it."""
-    available = bytes_in("/proc/meminfo", "MemAvailable")
-    try:  # the limit of a container, less the memory that the system cannot reclaim
-        limit, stat = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "stat"))
-        return available and min(available, int(limit) - int(stat.split()[1]))  # memory.stat begins with "anon BYTES"
-    except (OSError, ValueError):  # no container, or one with the limit "max"
-        return available
+    free = bytes_in("/proc/meminfo", "MemAvailable")
+    for group in _control_groups():  # the limit of a container, less the memory that the system cannot reclaim
+        with suppress(OSError, ValueError):  # no limit
+            limit, stat = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "stat"))
+            free = free and min(free, int(limit) - int(stat.split()[1]))  # memory.stat begins with "anon BYTES"
+    return free
+
+
+def _control_groups() -> list[Path]:
+    """Return the control groups (cgroup v2) of this process and their parents. Each can have limits."""
+    group = re.search("^0::/(.*)", system_table("/proc/self/cgroup"), re.MULTILINE)
+    path = Path("/sys/fs/cgroup", group[1] if group else "")
+    return [path, *path.parents][:-3]  # without /sys/fs, /sys and /
 
 
 def system_table(path: str) -> str:

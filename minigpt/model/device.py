@@ -104,7 +104,8 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 
     threads = config.threads
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
-        threads = saved.threads if saved and saved.threads <= 2 * available_cores() else torch.get_num_threads()
+        default = min(torch.get_num_threads(), available_cores())  # PyTorch ignores the CPU quota of a container
+        threads = saved.threads if saved and saved.threads <= 2 * available_cores() else default
     dtype = choose("dtype", lambda: "bfloat16" if has_fast_bfloat16(kind) else "float32")
     kernels = choose("kernels", lambda: "cpu" if kind == "cpu" else "torch")
     runtime = Runtime(device, dtype, False, threads, kernels)
