@@ -99,9 +99,10 @@ def make_plan(
     program = program or peak_memory() or 0  # before this process computes anything
     runtime, is_here = plan_runtime(config.runtime, processes, per_step * (train.steps or 0))
     is_cpu = runtime.device == "cpu"
-    program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
-    free = free // processes if free and is_cpu else free  # processes on GPUs have one each
+    if free and is_cpu:  # processes on GPUs have one each
+        free = (free + program) // processes  # this process will end before the run starts
+    program = program + LIBRARIES if is_cpu else 0
 
     def needs(config: RunConfig, kind: str) -> Memory:
         sequence, is_fsdp = planned_sequence_bytes(config, vocab_size, runtime), kind == "fsdp"

@@ -112,7 +112,7 @@ def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
 def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("plan", "-c", "tiny", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
     peak = cli(*arguments, "--json").json["parallel"]["data"]["peak"]
-    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak - 1)
+    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak // 2)
     assert re.search(r"data does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
     monkeypatch.setattr(planning, "free_memory_bytes", lambda device: 1000)
     assert "try a smaller train.batch_size" in cli(*arguments).out

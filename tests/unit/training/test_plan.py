@@ -93,6 +93,9 @@ def test_a_smaller_micro_batch_or_checkpointing_makes_a_run_fit(monkeypatch: pyt
         return make_plan(config, V).parallel["data"]
 
     plenty = planned(config, 1 << 40)
+    monkeypatch.setattr(planning, "peak_memory", lambda: 500)
+    assert [planned(config, plenty.peak - 1 + more).fits for more in (0, 1)] == [False, True], "planning ends first"
+    monkeypatch.setattr(planning, "peak_memory", lambda: None)
     assert (plenty.fits, plenty.largest_micro_batch, plenty.settings) == (True, 8, ())
     found = planned(config, plenty.peak - 1)
     assert (found.fits, found.settings) == (False, (f"train.micro_batch_size={found.largest_micro_batch}",))
