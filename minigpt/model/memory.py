@@ -75,8 +75,7 @@ def training_memory(
         block = config.model.model_copy(update={"n_layer": 1})
         exchange = 8 * count_parameters(block, vocab_size)  # gathered with their gradients
     average = weights if config.train.ema else 0
-    heap = HEAP[config.runtime.activation_checkpointing] if device == "cpu" else 1
-    activations = config.train.sequences_at_once * int(sequence_bytes * heap)
+    activations = config.train.sequences_at_once * int(sequence_bytes * _heap(device, config))
     return Memory(program, weights, gradients, 2 * weights, average, exchange, activations)
 
 
@@ -99,13 +98,25 @@ def peak_memory(device: str = "cpu") -> int | None:
     return bytes_in("/proc/self/status", "VmHWM")
 
 
-def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> None:
-    """Raise InsufficientMemoryError if a device has less free. Suggest a smaller micro-batch, if that is enough."""
+def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> str:
+    """Return a warning if a device may have less memory free than a run needs, or "".
+
+    Raise InsufficientMemoryError if the tensors alone do not fit. Suggest a smaller micro-batch, if that is enough.
+    """
     free = free_memory_bytes(device)
-    if free is not None and memory.total > free:
-        problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
-        size = memory.micro_batch_within(config, free) if memory.activations else 0
-        raise InsufficientMemoryError(problem, settings=(f"train.micro_batch_size={size}",) if size else ())
+    if free is None or memory.total <= free:
+        return ""
+    problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+    size = memory.micro_batch_within(config, free) if memory.activations else 0
+    settings = (f"train.micro_batch_size={size}",) if size else ()
+    if memory.total - memory.activations + int(memory.activations / _heap(device, config)) > free:
+        raise InsufficientMemoryError(problem, settings=settings)
+    return f"{problem}: memory may run out{''.join(f'; {setting} avoids that' for setting in settings)}"
+
+
+def _heap(device: str, config: RunConfig) -> float:
+    """Return the memory that a device needs per byte of activations."""
+    return HEAP[config.runtime.activation_checkpointing] if device == "cpu" else 1
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:

@@ -24,21 +24,21 @@ def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
         log(f"resuming at step {step}")
     if learner.is_fsdp:
         log("fsdp: no samples or attention during training; rounding depends on the processes")
-    else:
-        check_fit(learner)
+    elif warning := check_fit(learner):
+        log(warning)
     if not (processes.is_exact or learner.is_fsdp):
         log("runtime.exact=false: rounding depends on the number of processes")
     return choose_loss(learner, tokens, step, log)
 
 
-def check_fit(learner: Learner) -> None:
-    """Check that all that is still to allocate fits (collective). Raises InsufficientMemoryError."""
+def check_fit(learner: Learner) -> str:
+    """Check that all that is still to allocate fits, as `check_memory` does (collective)."""
     config, is_resumed = learner.config, bool(learner.optimizer.state_dict())
     device, processes = learner.runtime.device, learner.processes
     memory = training_memory(config, learner.vocab_size, device, sequence_bytes(learner), processes=processes.size)
     rest = replace(memory, weights=0, average=0, optimizer=0 if is_resumed else memory.optimizer)
     what = f"training with {config.train.sequences_at_once} sequences at once"
-    processes.together(lambda: check_memory(what, rest, device, config))
+    return processes.together(lambda: check_memory(what, rest, device, config))
 
 
 def sequence_bytes(learner: Learner) -> int:

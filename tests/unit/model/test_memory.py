@@ -1,5 +1,7 @@
 """What fits into memory, and the error if something does not."""
 
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,6 +29,7 @@ from minigpt.model.memory import (
     training_memory,
 )
 from minigpt.model.size import count_parameters
+from minigpt.world import available_cores
 
 
 def test_free_memory_is_known_on_linux() -> None:
@@ -37,16 +40,26 @@ def test_free_memory_is_known_on_linux() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("group", ["", "a/", "a/b/"])
 @pytest.mark.parametrize(
-    ("limit", "free"), [("4000000", 3_800_000), ("max", 8_000_000), ("9000000000", 8_000_000), (None, 8_000_000)]
+    ("limit", "free", "quota", "cores"),
+    [
+        ("4000000", 3_800_000, "200000 100000", 2),
+        ("max", 8_000_000, "max 100000", 8),
+        ("9000000000", 8_000_000, "10000000 100000", 8),
+        (None, 8_000_000, "150000 100000", 2),
+    ],
 )
-def test_a_container_can_have_less_free_memory(limit: str | None, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_can_have_less_free_memory_and_fewer_cores(
+    group: str, limit: str | None, free: int, quota: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only anonymous memory counts as used: the system reclaims cached files."""
     files = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:   7812 kB\nBuffers: 1 kB\n"}
+    files |= {"/proc/self/cgroup": "1:cpu:/x\n0::/a/b\n", f"/sys/fs/cgroup/{group}cpu.max": f"{quota}\n"}
     if limit:
         files |= {
-            "/sys/fs/cgroup/memory.max": f"{limit}\n",
-            "/sys/fs/cgroup/memory.stat": "anon 200000\nfile 3500000\n",
+            f"/sys/fs/cgroup/{group}memory.max": f"{limit}\n",
+            f"/sys/fs/cgroup/{group}memory.stat": "anon 200000\nfile 3500000\n",
         }
 
     def read_text(path: Path, **_: Any) -> str:
@@ -55,7 +68,9 @@ def test_a_container_can_have_less_free_memory(limit: str | None, free: int, mon
         return files[str(path)]
 
     monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert free_memory_bytes("cpu") == pytest.approx(free, rel=1e-3)
+    assert available_cores() == cores
 
 
 @pytest.mark.parametrize(("world", "here", "share"), [("4", "2", 2), ("1", "2", 1), ("4", None, 1), (None, "2", 1)])
@@ -167,7 +182,10 @@ def test_memory_that_is_just_free_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
         check_memory("training", needed, "cpu", make_config())
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: needed.total - 1)
     with pytest.raises(InsufficientMemoryError):
-        check_memory("training", needed, "cpu", make_config())
+        check_memory("training", needed, "cuda", make_config())
+    assert re.match(
+        "training needs about .* are free: memory may run out", check_memory("training", needed, "cpu", make_config())
+    ), "the part that is not in tensors is only an estimate"
     with pytest.raises(InsufficientMemoryError) as error:  # a model without a batch
         check_memory("training", replace(needed, activations=0, weights=1 << 40), "cpu", make_config())
     assert error.value.settings == ()
