@@ -1,5 +1,6 @@
 """`minigpt course`."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from typer import Argument, BadParameter, Option
 from minigpt.cli.options import GROUP, ForceOption, JsonOption
 from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape
+from minigpt.training.signals import SIGHUP, handle
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
 LAST_CHAPTER = 11
@@ -44,7 +46,7 @@ def course(context: typer.Context, as_json: JsonOption = False) -> None:
     from minigpt.course.chapters import CHAPTERS
 
     if as_json:
-        write(json_text([{"number": str(chapter.number), "title": chapter.title} for chapter in CHAPTERS]))
+        write(json_text([{"number": chapter.number, "title": chapter.title} for chapter in CHAPTERS]))
         return
     table(["", "chapter"], [[str(chapter.number), chapter.title] for chapter in CHAPTERS])
 
@@ -81,7 +83,7 @@ def run(
     recorded = chapter.recorded()
     try:
         values = chapter.measure(seed)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         notice(f"to go on: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
         raise
     if as_json:
@@ -115,9 +117,15 @@ def check(
 
     if not file.is_file():
         raise UserError(f"no file {escape(file)} here; go to its folder, or type minigpt course check {number} FILE")
-    passed = compare(number, file)
+    handle(signal.SIGTERM, SIGHUP)  # to end the process of the file
+    answer = compare(number, file)
     if as_json:
-        write(json_text(passed))
-        return
-    for chapter, names in passed.items():
-        print(f"{chapter:>2}  agrees: {', '.join(names)}")
+        passed = [{"chapter": chapter, "agrees": names} for chapter, names in answer.passed.items()]
+        write(json_text({"passed": passed, "problem": answer.problem}))
+    else:
+        for chapter, names in answer.passed.items():
+            if names:
+                print(f"{chapter:>2}  agrees: {', '.join(names)}")
+    notice(*answer.notices)
+    if answer.problem:
+        raise UserError(answer.problem)

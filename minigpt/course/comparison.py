@@ -16,6 +16,10 @@ class Mistake(Exception):
     """A mistake in the reader's code, in words that follow the name of a case."""
 
 
+class Skipped(Exception):
+    """A check that is impossible for a reason outside of the reader's code."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A call of the reader's code, and what it should return."""

@@ -1,26 +1,30 @@
-"""A process that check.py started: run the reader's file, compare its functions with minigpt's, and send the answer.
+"""A process that check.py started: run the reader's file, compare its functions with minigpt's, and write the answer.
 
-Usage: CHAPTER FILE. Standard input is a pipe that closes when the parent ends. Standard output receives the answer as
-JSON: {"passed": {CHAPTER: [CASE, ...]}, "problem": ""}. The file sees neither: it has an empty standard input, and
-what it prints goes to stderr.
+Usage: CHAPTER FILE ANSWER. The file does not see the answer: what it prints goes to stderr, and it may close any
+descriptor.
 """
 
 import importlib.util
-import json
 import os
 import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from minigpt.course.cases import CASES
-from minigpt.course.comparison import Mistake, shorten
+from minigpt.course.check import TIME_LIMIT, Answer
+from minigpt.course.comparison import Mistake, Skipped, shorten
+from minigpt.errors import escape
+from minigpt.world import free_memory
+
+LEAST_MEMORY = 2 << 30
+"""Bytes that a file may always use."""
 
 
 def run_file(path: Path) -> ModuleType:
@@ -36,38 +40,44 @@ def run_file(path: Path) -> ModuleType:
     return module
 
 
-def check(chapter: int, path: Path) -> dict[str, Any]:
-    """Compare chapter after chapter, up to `chapter`. Return what agrees, by chapter, and the first problem."""
-    passed: dict[int, list[str]] = {}
-    at, module = path.name, None
+def check(chapter: int, path: Path) -> Answer:
+    """Compare chapter after chapter, up to `chapter`."""
+    answer = Answer()
+    at, module, itself = path.name, None, False
     try:
+        itself = imports_itself(path)  # before the file runs: it may delete itself
         module = run_file(path)
         for number, cases in enumerate(CASES[:chapter], 1):
-            passed[number], at = [], f"chapter {number}"
+            answer.passed[number], at = [], f"chapter {number}"
             torch.manual_seed(number)
-            for case in cases(module):
-                at = f"chapter {number}: {case.name}"
-                if problem := case.problem():
-                    return {"passed": passed, "problem": f"{at} {problem}"}
-                passed[number].append(case.name)
-                at = f"chapter {number}, after {case.name}"
+            try:
+                for case in cases(module):
+                    at = f"chapter {number}: {case.name}"
+                    if problem := case.problem():
+                        answer.problem = escape(f"{at} {problem}")
+                        return answer
+                    answer.passed[number].append(case.name)
+                    at = f"chapter {number}, after {case.name}"
+            except Skipped as error:
+                answer.notices.append(escape(error))
     except BaseException as error:
         if isinstance(error, AttributeError) and module is not None and error.obj is module:
-            at = f"chapter {len(passed)}"
+            at = f"chapter {len(answer.passed)}"
             problem = f"{path.name} has no {error.name}"
-            if imports_itself(path):
+            if itself:
                 problem += ", and imports itself: write what uses your functions in another file"
-            elif len(passed) < chapter:
+            elif len(answer.passed) < chapter:
                 problem += f"; the check of chapter {chapter} includes the chapters before it"
         else:
             problem = where(error, path)
-        return {"passed": passed, "problem": f"{at}: {problem}"}
-    return {"passed": passed, "problem": ""}
+        answer.problem = escape(f"{at}: {problem}")
+    return answer
 
 
 def imports_itself(path: Path) -> bool:
     """Return whether a file imports the module that it is."""
-    return bool(re.search(rf"^\s*(?:from|import)\s+{re.escape(path.stem)}\b".encode(), path.read_bytes(), re.MULTILINE))
+    name = re.escape(os.fsencode(path.stem))
+    return bool(re.search(rb"^\s*(?:from|import)\s+" + name + rb"\b", path.read_bytes(), re.MULTILINE))
 
 
 def where(error: BaseException, path: Path) -> str:
@@ -78,33 +88,35 @@ def where(error: BaseException, path: Path) -> str:
         message = next(iter(str(error).splitlines()), "")
     except BaseException:  # the reader's own class of errors may fail
         message = ""
+    line: int | None = None
     if isinstance(error, SyntaxError):
-        lines, problem = [error.lineno], error.msg
+        line, problem = error.lineno, error.msg
     else:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        for frame, number in traceback.walk_tb(error.__traceback__):  # a list may be too large, if memory is short
+            if frame.f_code.co_filename == str(path):
+                line = number
         problem = f"{type(error).__name__}: {message}".removesuffix(": ")
-    line = f"line {lines[-1]}: " if lines and lines[-1] else ""
-    return line + shorten(problem, 200)
+    return (f"line {line}: " if line else "") + shorten(problem, 200)
 
 
-def detach() -> int:
-    """Hide the pipe to the parent, and the file for the answer, from the reader's file. Return the answer's descriptor.
+def limit_memory() -> None:
+    """Let the file get a MemoryError, which names its line, before the system ends the process."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return
+    free, unlimited = free_memory(), resource.RLIM_INFINITY
+    if free and resource.getrlimit(resource.RLIMIT_DATA)[0] == unlimited:
+        resource.setrlimit(resource.RLIMIT_DATA, (max(free, LEAST_MEMORY), unlimited))
 
-    When the pipe closes, end.
-    """
 
-    def follow() -> None:
-        os.read(parent, 1)
-        end()
-
-    parent, answer = os.dup(0), os.dup(1)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.dup2(2, 1)
-    os.close(empty)
-    sys.stdout = sys.stderr  # which has no buffer to lose
-    threading.Thread(target=follow, daemon=True).start()
-    return answer
+def follow(parent: int) -> None:
+    """End this process after its parent. Windows does not report that, so end after the time limit as well."""
+    for _ in range(TIME_LIMIT):
+        time.sleep(1)
+        if os.getppid() != parent:
+            break
+    end()
 
 
 def end() -> None:
@@ -115,9 +127,14 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    answer = detach()
-    chapter, file = sys.argv[1:]
+    process = os.getpid()
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
+    limit_memory()
+    sys.stdout = sys.stderr  # which has no buffer to lose
+    chapter, file, out = sys.argv[1:]
     sys.argv[:] = [file]
-    result = json.dumps(check(int(chapter), Path(file).resolve()))
-    os.write(answer, result.encode())
+    found = check(int(chapter), Path(file).resolve())
+    if os.getpid() != process:  # the file called os.fork
+        os._exit(0)
+    Path(out).write_text(found.model_dump_json(), encoding="utf-8")
     end()

@@ -1,5 +1,6 @@
 """`minigpt course`."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,60 +10,76 @@ from command_line import Cli
 from minigpt.cli.course import LAST_CHAPTER
 from minigpt.course import chapters
 from minigpt.course.chapters import CHAPTERS
+from minigpt.course.check import Answer
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def test_the_chapters_are_listed_measured_and_checked(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_chapters_are_listed_and_measured(cli: Cli) -> None:
     assert cli("course").out.count("\n") == 12
+    assert [chapter["number"] for chapter in cli("course", "--json").json] == list(range(1, 12))
     ran = cli("course", "run", "3").out
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
+    found = cli("course", "run", "3", "--json").json
+    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["book"]["brown"]) == (3, 1, 5, [5] * 5)
+
+
+def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no file none.py here; go to its folder" in cli("course", "check", "1", "none.py").error
+    assert "put --json at the end" in cli("course", "--json", "check", "1").err
+    Path("mygpt.py").write_text("")
+    problem = "chapter 2: mygpt.py has no may_see"
+    answer = Answer(passed={1: ["a", "b"], 2: []}, problem=problem, notices=["skipped c"])
+    monkeypatch.setattr("minigpt.course.check.check", lambda *_: answer)
+    shown = cli("course", "check", "2")
+    assert (shown.code, shown.out, shown.err) == (1, " 1  agrees: a, b\n", f"skipped c\nminigpt: {problem}\n")
+    written = cli("course", "check", "2", "--json")
+    assert (written.code, written.err) == (1, shown.err)
+    passed = [{"chapter": 1, "agrees": ["a", "b"]}, {"chapter": 2, "agrees": []}]
+    assert json.loads(written.out) == {"passed": passed, "problem": problem}
+    answer.problem = ""
+    assert cli("course", "check", "2", "--json").json == {"passed": passed, "problem": ""}
+
+
+@pytest.mark.slow
+def test_a_check_runs_the_file(cli: Cli) -> None:
     Path("mygpt.py").write_text("def vocabulary(text): return sorted(set(text))\n")
-    assert "chapter 1: mygpt.py has no encode" in cli("course", "check", "1").error
+    checked = cli("course", "check", "1")
+    assert checked.out == " 1  agrees: vocabulary(text)\n"
+    assert checked.err == "minigpt: chapter 1: mygpt.py has no encode\n"
 
 
-def test_a_number_outside_the_book_is_marked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minigpt.course import letters
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(letters, "W_K", [[0.0] * 5] * 5)
+def test_a_number_outside_the_book_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.course.letters.W_K", [[0.0] * 5] * 5)
     result = cli("course", "run", "3")
     assert result.out.count("outside") == 3  # the score of "fox" and itself stays 0
     assert "3 of 4 outside the range of the book" in result.err
 
 
-def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("end", "code", "stopped"), [(KeyboardInterrupt(), 130, 1), (SystemExit(143), 143, 0)])
+def test_an_interrupted_run_says_how_to_go_on(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int, stopped: int
+) -> None:
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(chapters, "CHAPTERS", [replace(CHAPTERS[9], measure=interrupt)] * LAST_CHAPTER)
-    assert cli("course", "run", "10", "--seed", "2").err == (
-        "to go on: minigpt course run 10 --seed 2\nminigpt: stopped by Ctrl-C\n"
-    )
+    ran = cli("course", "run", "10", "--seed", "2")
+    assert ran.code == code
+    assert ran.err == "to go on: minigpt course run 10 --seed 2\n" + "minigpt: stopped by Ctrl-C\n" * stopped
 
 
-def test_a_run_of_a_chapter_is_trained_by_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_a_chapter_is_trained_by_it(cli: Cli) -> None:
     assert cli("inspect", "course-10").error.endswith("to train it: minigpt course run 10")
 
 
-def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_text_is_that_of_the_models(cli: Cli) -> None:
     assert cli("course", "text").err.startswith("wrote stories.txt")
     own, theirs = (cli("data", "info", text, "--json").json for text in ("stories.txt", "builtin:stories"))
     assert own["fingerprint"] == theirs["fingerprint"]
     assert "it exists; to replace it, add --force" in cli("course", "text").error
     assert cli("course", "text", "--force").code == 0
-
-
-@pytest.mark.parametrize("chapter", range(1, 12))
-def test_a_seed_that_is_too_large_is_refused_in_every_chapter(cli: Cli, chapter: int) -> None:
-    result = cli("course", "run", chapter, "--seed", 2**64)
-    assert result.code == 2
-    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize("value", ["mygpt.py", "0", "12", "1.5"])
@@ -74,12 +91,5 @@ def test_a_value_that_is_no_chapter_is_named(cli: Cli, value: str) -> None:
     assert len(CHAPTERS) == LAST_CHAPTER
 
 
-def test_json(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = cli("course", "run", "3", "--json").json
-    assert (ran["chapter"], ran["seed"], ran["yours"]["brown"], ran["book"]["brown"]) == (3, 1, 5, [5] * 5)
-    assert [chapter["number"] for chapter in cli("course", "--json").json] == [str(n) for n in range(1, 12)]
-    monkeypatch.setattr("minigpt.course.check.check", lambda number, file: {1: ["vocabulary(text)"]})
-    Path("mygpt.py").write_text("")
-    assert cli("course", "check", "1", "--json").json == {"1": ["vocabulary(text)"]}
-    assert "put --json at the end" in cli("course", "--json", "check", "1").err
+def test_a_seed_that_is_too_large_is_refused(cli: Cli) -> None:
+    assert cli("course", "run", 3, "--seed", 2**64).code == 2
