@@ -26,6 +26,7 @@ from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import train
 from minigpt.training.setup import prepare_resume, prepare_run
+from minigpt.training.signals import interrupt
 
 BASE: dict[str, Any] = {
     "data.val_fraction": 0.02,
@@ -56,7 +57,8 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
 
     Raises:
         UserError: There is a run of this name with other settings.
-        KeyboardInterrupt: Training was interrupted. What was trained is saved.
+        KeyboardInterrupt: Ctrl-C stopped the training. What was trained is saved.
+        SystemExit: Another signal did.
     """
     name = f"course-{name}" + f"-seed-{seed}" * (seed != 1)
     settings: dict[str, Any] = {**BASE, "train.seed": seed, **changes}
@@ -76,7 +78,7 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
             except RunFinishedError:
                 return load_checkpoint(name, "last")
     if outcome.signal:
-        raise KeyboardInterrupt
+        interrupt(outcome.signal, None)
     return load_checkpoint(name, "last")
 
 
