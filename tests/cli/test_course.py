@@ -42,14 +42,6 @@ def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pyte
     assert cli("course", "check", "2", "--json").json == {"passed": passed, "problem": ""}
 
 
-@pytest.mark.slow
-def test_a_check_runs_the_file(cli: Cli) -> None:
-    Path("mygpt.py").write_text("def vocabulary(text): return sorted(set(text))\n")
-    checked = cli("course", "check", "1")
-    assert checked.out == " 1  agrees: vocabulary(text)\n"
-    assert checked.err == "minigpt: chapter 1: mygpt.py has no encode\n"
-
-
 def test_a_number_outside_the_book_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.course.letters.W_K", [[0.0] * 5] * 5)
     result = cli("course", "run", "3")
@@ -89,7 +81,4 @@ def test_a_value_that_is_no_chapter_is_named(cli: Cli, value: str) -> None:
         assert result.code == 2
         assert f"{value} is not a chapter from 1 to 11, as in: minigpt course check 1 mygpt.py" in result.err
     assert len(CHAPTERS) == LAST_CHAPTER
-
-
-def test_a_seed_that_is_too_large_is_refused(cli: Cli) -> None:
     assert cli("course", "run", 3, "--seed", 2**64).code == 2

@@ -12,7 +12,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget checked files, and their folders, after each test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in ("mygpt", "parts", "try1"):
+    for name in ("mygpt", "parts"):
         sys.modules.pop(name, None)
 
 

@@ -41,8 +41,6 @@ def file(empty_folder: Path) -> Path:
         ("import sys; sys.modules.pop('mygpt')", "chapter 1: mygpt.py has no vocabulary"),
         ("import os; os.remove('mygpt.py')", "chapter 1: mygpt.py has no vocabulary"),
         ("from mygpt import *", "has no vocabulary, and imports itself: write what uses"),
-        ("raise AttributeError('x')", "mygpt.py: line 1: AttributeError: x"),
-        ("raise SystemExit(0)", "mygpt.py: line 1: SystemExit: 0"),
         (UNPRINTABLE, "mygpt.py: line 5: Strange"),
         (r"raise ValueError('\udcff')", r"ValueError: \udcff"),
         ("raise ValueError('x' * 3_000_000)", f"mygpt.py: line 1: ValueError: {'x' * 185}..."),
@@ -67,13 +65,6 @@ def test_a_later_chapter_needs_the_chapters_before_it(file: Path) -> None:
     assert check_here(3, file).problem == f"{problem}; the check of chapter 3 includes the chapters before it"
 
 
-def test_another_file_may_import_the_readers(file: Path) -> None:
-    file.write_text(FIRST)
-    other = file.with_name("try1.py")
-    other.write_text("from mygpt import *")
-    assert check_here(1, other).problem == ""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse the name")
 def test_a_name_may_be_no_text(file: Path) -> None:
     odd = file.with_name("\udcff.py")
@@ -82,12 +73,10 @@ def test_a_name_may_be_no_text(file: Path) -> None:
 
 
 def test_a_file_that_is_not_code_is_refused(file: Path) -> None:
-    with pytest.raises(UserError, match=r"none.py is not a file"):
-        check(1, file.with_name("none.py"))
-    other = file.with_suffix(".txt")
-    other.write_text(FIRST)
+    text = file.with_suffix(".txt")
+    text.touch()
     with pytest.raises(UserError, match=r"mygpt.txt is not named as Python code: rename it to mygpt.py"):
-        check(1, other)
+        check(1, text)
 
 
 HOSTILE = """
@@ -101,10 +90,8 @@ assert sys.stdin.read() == ""
 if os.name != "nt":
     import resource
     assert sys.platform != "linux" or resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    for _ in range(2):
-        if not os.fork():
-            os.setpgid(0, 0) if _ else None
-            break
+    if not (os.fork() and os.fork()):
+        os.setpgid(0, 0)
 os.closerange(3, 200)
 """
 
@@ -112,13 +99,12 @@ os.closerange(3, 200)
 @pytest.mark.slow
 def test_nothing_that_the_file_does_changes_the_answer(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It prints, shadows modules, starts a thread and processes, reads, and closes descriptors."""
-    (file.parent / "torch.py").write_text("raise ValueError('not torch')")
-    (file.parent / "random.py").write_text("raise ValueError('not random')")
-    (file.parent / "helper.py").write_text("help = 3")
+    for name, code in (("torch", "raise ValueError"), ("random", "raise ValueError"), ("helper", "help = 3")):
+        file.with_name(f"{name}.py").write_text(code)
     file.write_text(FIRST + HOSTILE)
     answer = check(1, file)
     assert answer.problem == ""
-    assert {chapter: len(names) for chapter, names in answer.passed.items()} == {1: 6}
+    assert len(answer.passed[1]) == 6
     out, err = capfd.readouterr()
     assert out == ""
     assert "written" in err
