@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
@@ -23,8 +23,12 @@ class UserError(Exception):
         return self.problem
 
 
+@dataclass(eq=False)
 class ConfigError(UserError):
     """Settings that are unknown, invalid or contradictory."""
+
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    """The problem with each wrong setting, by its key, with which the problem begins."""
 
 
 class TextError(UserError):
@@ -110,8 +114,8 @@ class RunFinishedError(UserError):
 class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or incompatible."""
 
-    intact: tuple[int, ...] = ()
-    """Steps of the run's other checkpoints that are intact."""
+    run: Path | None = None
+    """The run of a damaged checkpoint, which may have intact ones."""
 
 
 @dataclass(eq=False)

@@ -6,20 +6,21 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from typer.exceptions import TyperException
 
 from minigpt import errors
-from minigpt.cli.options import TEXT
+from minigpt.cli.options import TEXT, UnknownCommandError
 from minigpt.errors import UserError, escape, reason
 from minigpt.world import is_one_of_several, rank
 
 
-def error_line(error: Exception, command: str) -> str | None:
-    """Return the line to print for an error in `minigpt COMMAND`, with a hint.
+def error_line(error: Exception, command: str, options: Collection[str] = ()) -> str | None:
+    """Return the line to print for an error in `minigpt COMMAND`, which has these options, with a hint.
 
     The line is empty if there is nothing to print. Return None for unexpected errors, which need a traceback.
     """
@@ -31,8 +32,8 @@ def error_line(error: Exception, command: str) -> str | None:
         case errors.DivergedError() | errors.RunFinishedError() if rank():  # every process raises it
             return ""
         case UserError():
-            message = _config_problem(error, command) if isinstance(error, errors.ConfigError) else error.problem
-            problem = f"{escape(message)}; {hint(error, command)}".removesuffix("; ")
+            message = _config_problem(error, options) if isinstance(error, errors.ConfigError) else error.problem
+            problem = f"{escape(message)}; {hint(error, command, options)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
         case OSError():
@@ -48,131 +49,94 @@ def error_line(error: Exception, command: str) -> str | None:
     return f"minigpt: {f'process {rank()}: ' if rank() else ''}{problem}"
 
 
-COMMANDS = {
-    "resume continue": "train --resume last",
-    "finetune fine-tune": "train TEXT --from last",
-    "start fit": "train TEXT",
-    "generate chat complete predict write": "sample last --prompt TEXT",
-    "evaluate test": "eval last",
-    "show view open visualize": "inspect last --open",
-    "list ls status": "runs",
-    "tensorboard curves": "board",
-    "download": "data get NAME",
-    "presets": "config list",
-    "settings": "config settings",
-    "version": "--version",
-}
-"""What to type for names that are no commands."""
-WITHDRAWN = {
-    "attention --tty": "the page shades the text: minigpt inspect last --open",
-    "attention --query": "click a letter of the page: minigpt inspect last --open",
-    "attention --probe": "click a letter of the page: minigpt inspect last --open",
-    "attention --scores": "all scores are in the JSON: minigpt attention last --json",
-    "attention --max-tokens": "choose the part with --text",
-    "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",
-    "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
-    "export --force": "delete the earlier export, or name a new folder",
-    "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
-    "inspect --max-tokens": "choose the part with --text",
-    "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
-    "plan --device": "use the setting: --set runtime.device=cuda",
-    "plan --vocab-size": "name the text: minigpt plan TEXT",
-    "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
-    "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
-    "sample --with": "to measure the average of two runs, use `minigpt eval` with this option",
-    "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
-    "train.hparams": "to compare settings: minigpt runs --diff",
-    "train.max_skipped": "a loss that is not finite ends the run; remove the setting",
-    "train.minutes": "use the option: minigpt train TEXT --minutes 10",
-    "train.on_nonfinite": "a loss that is not finite ends the run; remove the setting",
-}
-"""What replaces withdrawn options, commands and settings, for this version."""
-
-
 def _usage_line(error: TyperException, command: str) -> str:
     """Return the line for arguments that are not understood: what is wrong, and what to type."""
     from pydantic import ValidationError
 
     from minigpt.config.resolve import in_words
 
-    message = error.format_message().replace("\n\t", " ")  # in the list of choices
-    if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
-        return message
-    context = getattr(error, "ctx", None)
-    typed = " ".join(filter(None, (command, getattr(error, "option_name", None))))
-    if typed in WITHDRAWN:
-        return f"minigpt: {typed} was withdrawn: {WITHDRAWN[typed]}"
-    if name := getattr(error, "option_name", None):
-        problem = _option_problem(error, name, command)
-    elif unknown := re.match("No such command '(.*?)'", message):
-        if problem := _command_problem(unknown[1]):
-            return f"minigpt: {escape(problem)}"
-        problem = message
-    elif isinstance(error.__cause__, ValidationError):
+    context: Any = getattr(error, "ctx", None)  # Typer's classes of errors are private, their fields are data
+    parameter: Any = getattr(error, "param", None)
+    if isinstance(error.__cause__, ValidationError):
         (details, *_) = error.__cause__.errors()
-        parameter, words = error.param, in_words(details)  # type: ignore[attr-defined]
+        words = in_words(details)
         option = parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0]
         is_choice = details["type"] == "value_error"
         problem = f"{option}: {words}" if is_choice else f"{option} is {details['input']}, but should be {words}"
+    elif isinstance(error, UnknownCommandError):
+        if found := _found_at_top(error):
+            return f"minigpt: {escape(found)}"
+        problem = f"{error.message}{errors.did_you_mean(error.name, error.known)}"
+    elif hasattr(error, "possibilities"):  # of an option that does not exist
+        problem = _option_problem(error, context)
     else:
-        problem = message
+        problem = error.format_message().replace("\n\t", " ")  # in the list of choices
+    if not problem:  # a group without a command has printed its help
+        return ""
     problem = escape(problem.rstrip("."))
-    if message.startswith("Missing argument") and context is not None:
+    if hasattr(error, "param_type"):  # of an argument that is missing
         example = re.search(r"Examples:\s+(minigpt .*?)(?:   |\n|$)", context.command.help or "")
         problem += f"; for example: {example[1]}" if example else ""
     return f"minigpt: {problem}; see {context.command_path if context else f'minigpt {command}'} --help"
 
 
-def _command_problem(name: str) -> str:
-    """Return what is wrong with the name of a command, and what to type, or "" if that is not known."""
-    guess = next((line for names, line in COMMANDS.items() if name in names.split()), "")
-    if is_text(name):
+def _found_at_top(error: UnknownCommandError) -> str:
+    """Return what to do with the text or run that a user named in the place of a command, but not in a group."""
+    name = error.name
+    if error.ctx.parent is None and is_text(name):
         return f"{name} is a text; to train on it: minigpt train {shell_quote(name)}"
-    if run := run_named(name):
+    if error.ctx.parent is None and (run := run_named(name)):
         return f"{name} is a run; to generate text: minigpt sample {as_argument(run)}"
-    return f"no command is named '{name}'; try minigpt {guess}" if guess else ""
+    return ""
 
 
-def _option_problem(error: TyperException, name: str, command: str) -> str:
-    """Return what is wrong with an option, and what to type: another option, a setting, or a value."""
+def _option_problem(error: Any, context: Any) -> str:
+    """Return what is wrong with an option that does not exist, and what to type: another option, or a setting."""
     from minigpt.config.aliases import ALIASES
     from minigpt.config.resolve import fields
 
-    if "requires an argument" in error.format_message():
-        return f"{name} needs a value"
+    name, options = error.option_name, _options(context.command)
+    if name in _options(context.find_root().command):
+        return f"{name} comes before the command"
     key = name.lstrip("-").replace("-", "_")
-    setting = next(
-        (field for field in fields() if field.endswith(f".{key}")),
-        ALIASES.get(key, "").partition(" ")[0],
-    )
-    section, _, option = setting.partition(".")
-    if setting and _has_settings(command):
+    named = [field for field in fields() if field.endswith(f".{key}") and key != "name"]  # not the optimizer's
+    setting = named[0] if named else ALIASES.get(key, "").partition(" ")[0]
+    if setting and "--set" in options:
         return f"no option is named {name}; it is a setting: --set {setting}=VALUE"
-    if section == "sample" and command == "sample":
-        return f"no option is named {name}; use --{option.replace('_', '-')}"
-    return error.format_message()
+    if (option := _as_option(setting)) in options:
+        return f"no option is named {name}; use {option}"
+    return str(error.format_message())
 
 
-def _config_problem(error: errors.ConfigError, command: str) -> str:
-    """Return the problem with options in the place of settings, and with what replaces withdrawn settings."""
-    problem = error.problem
-    if not _has_settings(command):
-        setting = re.match(r"configuration: (?:sample|runtime)\.(\w+)", problem)
-        problem = f"--{setting[1].replace('_', '-')}{problem[setting.end() :]}" if setting else problem
-    return re.sub(r"(\S+) was withdrawn", lambda match: f"{match[0]}: {WITHDRAWN.get(match[1])}", problem)
+def _as_option(setting: str) -> str:
+    """Return the option that a setting would have in a command without --set."""
+    return f"--{setting.partition('.')[2].replace('_', '-')}"
 
 
-def hint(error: UserError, command: str) -> str:
-    """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
+def _options(command: Any) -> frozenset[str]:
+    return frozenset(option for parameter in command.params for option in parameter.opts)
+
+
+def _config_problem(error: errors.ConfigError, options: Collection[str]) -> str:
+    """Return the problem with settings, under the names of the options in a command that has options instead."""
+    wrong = {} if "--set" in options else {_as_option(key): (key, problem) for key, problem in error.wrong.items()}
+    problems = [f"{name}{problem.removeprefix(key)}" for name, (key, problem) in wrong.items() if name in options]
+    return "; ".join(problems) or error.problem
+
+
+def hint(error: UserError, command: str, options: Collection[str]) -> str:
+    """Return a hint for `error`, raised by `minigpt COMMAND`, which has these options. It is empty if none is known."""
     if isinstance(error, errors.TextError):
-        return _text_hint(error, command)
-    return _run_hint(error, command) or _model_hint(error, command)
+        return _text_hint(error, command, options)
+    return _run_hint(error, command) or _model_hint(error, options)
 
 
-def _text_hint(error: errors.TextError, command: str) -> str:
+def _text_hint(error: errors.TextError, command: str, options: Collection[str]) -> str:
     match error:
-        case errors.EncodingError(suggestion=encoding) if encoding:
-            return f"try {'--set data.encoding=' if _has_settings(command) else '--encoding '}{encoding}"
+        case errors.EncodingError(suggestion=encoding) if encoding and "--set" in options:
+            return f"try --set data.encoding={encoding}"
+        case errors.EncodingError(suggestion=encoding) if encoding and "--encoding" in options:
+            return f"try --encoding {encoding}"
         case errors.TextNotFoundError(name=name) if run := run_named(name):
             evaluate = f"to evaluate it: minigpt eval {as_argument(run)}"
             return f"it is a run; {f'to resume it: {resume_command(run)}' if command == 'train' else evaluate}"
@@ -183,7 +147,7 @@ def _text_hint(error: errors.TextError, command: str) -> str:
         case errors.UnknownCharacterError() if command == "train":
             new = "a new run with --set data.tokenizer=byte reads any character"
             return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"
-        case errors.UnknownCharacterError():
+        case errors.UnknownCharacterError() if "--unknown" in options:
             return "add --unknown skip or --unknown replace"
         case errors.DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
@@ -198,9 +162,12 @@ def _text_hint(error: errors.TextError, command: str) -> str:
 
 def _run_hint(error: UserError, command: str) -> str:
     """Return a hint about a run or its checkpoints, or "" for other errors."""
+    from minigpt.paths import RUNS
+
     match error:
-        case errors.RunNotFoundError(name=name) if run_named(name):  # where a folder of runs is expected
-            return f"{escape(name)} is a run; to list all: minigpt runs"
+        case errors.RunNotFoundError(name=name) if run := run_named(name):  # where a folder of runs is expected
+            board = f"to see its curves: minigpt board {shell_quote(run)}"
+            return f"{escape(name)} is a run; {board if command == 'board' else 'to list all: minigpt runs'}"
         case errors.RunNotFoundError(name=name) if is_text(name) and command == "eval":
             return f"it is a text; name the run first: minigpt eval last {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if is_text(name):
@@ -215,7 +182,7 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"available runs: {', '.join(map(shell_quote, names))}"
         case errors.RunExistsError(run=run, is_resumable=True) if command == "train":
             return f"to resume it: {resume_command(run)}, or choose a different --name"
-        case errors.RunExistsError(run=run) if command == "course":
+        case errors.RunExistsError(run=run) if command == "course run":
             return f"rename {shell_quote(run)}, then try again"
         case errors.RunExistsError():
             return "choose a different --name"
@@ -223,8 +190,9 @@ def _run_hint(error: UserError, command: str) -> str:
             return "to resume from its last checkpoint, pass its new folder to minigpt train --resume"
         case errors.RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
-        case errors.CheckpointError(intact=steps) if steps and command not in ("train", "runs", "compare"):
-            return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
+        case errors.CheckpointError(run=Path() as run) if command != "runs":
+            folder = "" if run.parent == RUNS else f" {shell_quote(run.parent)}"
+            return f"to check its other checkpoints: minigpt runs{folder} --verify"
         case errors.NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"
         case errors.DivergedError():
@@ -237,25 +205,22 @@ def _run_hint(error: UserError, command: str) -> str:
     return ""
 
 
-def _model_hint(error: UserError, command: str) -> str:
+def _model_hint(error: UserError, options: Collection[str]) -> str:
     """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
     match error:
         case errors.NoAttentionError(checkpoint=path):
             return f"to see how it uses its past: minigpt eval {shell_quote(path)} --by-position"
         case errors.NoCounterpartError():
             return "every model fits --to safetensors"
-        case errors.InsufficientMemoryError(settings=settings) if settings:
+        case errors.InsufficientMemoryError(settings=settings) if settings and "--set" in options:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
-        case errors.InsufficientMemoryError() if _has_settings(command):
+        case errors.InsufficientMemoryError() if "--set" in options:
             return "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer"
-        case errors.DeviceError() if command != "runs":
-            return f"try {'--set runtime.device=auto' if _has_settings(command) else '--device cpu'}"
+        case errors.DeviceError() if "--set" in options:
+            return "try --set runtime.device=auto"
+        case errors.DeviceError() if "--device" in options:
+            return "try --device cpu"
     return ""
-
-
-def _has_settings(command: str) -> bool:
-    """Return whether `minigpt COMMAND` takes --set instead of separate options."""
-    return command in ("train", "plan")
 
 
 def _retry(error: errors.TrainingError) -> str:

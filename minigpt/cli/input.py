@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minigpt.cli.output import refuse_trained_on
-from minigpt.errors import CheckpointError, TextMismatchError
+from minigpt.errors import TextMismatchError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +45,5 @@ def load_run(run: "str | Path", which: str | None, outs: "Sequence[Path | None]"
 
 
 def load_other(run: "str | Path", outs: "Sequence[Path | None]" = ()) -> "Checkpoint":
-    """Load a checkpoint beside the one that --checkpoint chooses, as `load_run` does."""
-    try:
-        return load_run(run, None, outs)
-    except CheckpointError as error:
-        error.intact = ()  # --checkpoint does not choose this one
-        raise
+    """Load the best checkpoint of a run, as `load_run` does."""
+    return load_run(run, None, outs)

@@ -32,8 +32,9 @@ def main() -> None:
     handle(signal.SIGINT)
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: results are checked for NaN and infinity instead
     arguments = sys.argv[1:]
-    if arguments[:1] == ["help"]:  # `minigpt help train` is `minigpt train --help`
-        arguments = [*arguments[1:], "--help"]
+    if "help" in (arguments if arguments[:1] == ["--debug"] else arguments[:1])[:2]:
+        arguments.remove("help")  # `minigpt help train` is `minigpt train --help`
+        arguments.append("--help")
     try:
         code = _run(arguments)
     except KeyboardInterrupt:
@@ -63,10 +64,10 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         code = BROKEN_PIPE
     except Exception as error:
-        line = error_line(error, _command_name(arguments))
+        line = error_line(error, *_command(arguments))
         if line is None:
             raise
-        if line and "--debug" in arguments[:1]:
+        if line and "--debug" in arguments[:1] and not isinstance(error, TyperException):
             import traceback
 
             traceback.print_exc()
@@ -82,10 +83,18 @@ def _run(arguments: Sequence[str]) -> int:
     return code or 0
 
 
-def _command_name(arguments: Sequence[str]) -> str:
-    """Return the command in `arguments`, such as "train" or "data info"."""
-    words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["import"]) else 1])
+def _command(arguments: Sequence[str]) -> tuple[str, frozenset[str]]:
+    """Return the name of the command in `arguments`, such as "train" or "data info", and its options."""
+    from typer.main import get_command
+
+    from minigpt.cli.app import app
+
+    command, names = get_command(app), list[str]()
+    for word in arguments:
+        if below := getattr(command, "commands", {}).get(word):
+            command = below
+            names.append(word)
+    return " ".join(names), frozenset(option for parameter in command.params for option in parameter.opts)
 
 
 def _prepare_streams() -> None:

@@ -1,13 +1,40 @@
 """Options and arguments that several commands share."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
-from typer.core import TyperArgument, TyperOption
+from typer import Argument, Context, Option
+from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.exceptions import TyperException
 
 from minigpt.errors import UserError, escape
 
-GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+
+class UnknownCommandError(TyperException):
+    """A group has no command of this name."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, ctx: Context, known: Iterable[str]) -> None:
+        super().__init__(f"no command is named '{name}'")
+        self.name, self.ctx, self.known = name, ctx, known
+
+
+class _Group(TyperGroup):
+    """A group whose error for an unknown command carries data instead of a sentence."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not (self.get_command(ctx, args[0]) or args[0].startswith("-") or ctx.resilient_parsing):
+            raise UnknownCommandError(args[0], ctx, self.commands)
+        return super().resolve_command(ctx, args)
+
+
+GROUP: dict[str, Any] = {
+    "cls": _Group,
+    "no_args_is_help": True,
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+}
 """Arguments of every `typer.Typer` group."""
 
 # Hide the types of arguments and flags in help: "<list[str]>" and "<bool>" tell a user nothing.

@@ -11,7 +11,6 @@ ALIASES = {
     "learning_rate": "optim.lr (with Muon also optim.muon_lr)",
     "log_interval": "train.log_every",
     "lr_decay_iters": "train.steps (the schedule ends with the run)",
-    "minutes": "train.steps (the command line can choose it for a time)",
     "max_iters": "train.steps",
     "max_new_tokens": "sample.length",
     "min_lr": "optim.min_lr (a fraction of the peak)",

@@ -28,9 +28,6 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
-RETIRED = ("train.histograms", "train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
-"""Settings of older runs that no longer exist."""
-
 WORDS = {
     "bool_type": "true or false", "bool_parsing": "true or false",
     "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
@@ -137,7 +134,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         problems += [problem for keys, problem in contradictions(config) if keys.isdisjoint(wrong)]
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
-        raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
+        raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"), wrong)
     return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()}, notices)
 
 
@@ -216,8 +213,6 @@ def in_words(problem: Mapping[str, Any]) -> str:
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
-    if key in RETIRED:
-        return f"{key} was withdrawn"
     section, _, name = key.rpartition(".")
     same = [setting for setting in fields() if setting.endswith(f".{name}")]  # in another section
     hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""
@@ -302,9 +297,8 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str, origin: str) -> RunConfig:
-    """Read a complete configuration, without retired settings. Raise a ConfigError that names `origin` if invalid."""
-    values = dotted(plain_yaml.parse(text, origin), origin)
-    return resolve((origin, {key: value for key, value in values.items() if key not in RETIRED})).config
+    """Read a complete configuration. Raise a ConfigError that names `origin` if invalid."""
+    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
 
 
 def schema() -> dict[str, Any]:

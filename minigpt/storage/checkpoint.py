@@ -46,7 +46,7 @@ from minigpt.storage.metadata import (
     read_checked,
     read_metadata,
 )
-from minigpt.storage.runs import checkpoint_steps, find_checkpoint, has_moved, intact_steps, newest_step, step_folder
+from minigpt.storage.runs import checkpoint_steps, find_checkpoint, has_moved, newest_step, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -236,7 +236,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
             raise
         except UserError as error:
             if os.path.lexists(path):  # otherwise training has pruned it after saving a newer one
-                raise CheckpointError(error.problem, intact_steps(path.parent.parent)) from error
+                raise CheckpointError(error.problem, run_of(path)) from error
 
 
 def read_checkpoint(path: Path, beside: Checkpoint | None = None) -> Checkpoint:

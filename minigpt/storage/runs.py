@@ -22,7 +22,7 @@ from minigpt.files import (
     withdraw,
 )
 from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUNS, is_run, is_run_file, names_in
-from minigpt.storage.metadata import METADATA, TrainState, read_metadata, verify
+from minigpt.storage.metadata import METADATA, TrainState, read_metadata
 
 RESERVED = ("last", "best", "auto")
 LOCKED: dict[Path, os.stat_result] = {}
@@ -139,17 +139,7 @@ def best_step(run: Path) -> int:
         except UserError as error:
             problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
         if newest == newest_step(run):  # otherwise training has just saved a newer one
-            raise CheckpointError(problem, intact_steps(run))
-
-
-def intact_steps(run: Path) -> tuple[int, ...]:
-    """Return the steps of the checkpoints whose files are all intact."""
-    intact = list[int]()
-    for step in checkpoint_steps(run):
-        with suppress(UserError):
-            verify(step_folder(run, step))
-            intact.append(step)
-    return tuple(intact)
+            raise CheckpointError(problem, run)
 
 
 def repair(run: Path, state: TrainState) -> list[Path]:

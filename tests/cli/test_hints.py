@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, VERSE, Cli
 
-from minigpt.cli.hints import WITHDRAWN, error_line, hint
-from minigpt.config.resolve import RETIRED
+from minigpt.cli.hints import error_line, hint
+from minigpt.cli.main import _command
 from minigpt.errors import (
     CheckpointError,
     DeviceError,
     DivergedError,
     DownloadError,
+    EncodingError,
     InsufficientMemoryError,
     RunNotFoundError,
     TrainingError,
+    UnknownCharacterError,
     UserError,
 )
 
@@ -66,8 +68,13 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
     [
         (DownloadError("p", Path("a b.zip")), "train", "download it yourself and save it as 'a b.zip'"),
         (RunNotFoundError("p", ("a", "my run")), "sample", "available runs: a, 'my run'"),
-        (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),
-        (CheckpointError("p", (4, 8)), "runs", ""),
+        (CheckpointError("p", RUN), "sample", "to check its other checkpoints: minigpt runs --verify"),
+        (
+            CheckpointError("p", Path("/x/y z/a")),
+            "eval",
+            "to check its other checkpoints: minigpt runs '/x/y z' --verify",
+        ),
+        (CheckpointError("p", RUN), "runs", ""),
         (
             InsufficientMemoryError("p", ("train.micro_batch_size=4",)),
             "train",
@@ -75,6 +82,12 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         ),
         (DeviceError("p"), "train", "try --set runtime.device=auto"),
         (DeviceError("p"), "eval", "try --device cpu"),
+        (DeviceError("p"), "course run", ""),
+        (EncodingError("p", "latin-1"), "train", "try --set data.encoding=latin-1"),
+        (EncodingError("p", "latin-1"), "sample", "try --encoding latin-1"),
+        (EncodingError("p", "latin-1"), "compare", ""),
+        (UnknownCharacterError("p"), "eval", "add --unknown skip or --unknown replace"),
+        (UnknownCharacterError("p"), "course check", ""),
         (TrainingError("p", RUN, 8), "train", "to resume from step 8: minigpt train --resume 'my run'"),
         (TrainingError("p", Path("/x/my run")), "train", ""),
         (
@@ -89,7 +102,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
 )
 @pytest.mark.skipif("os.name == 'nt'", reason="needs POSIX")
 def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
-    assert hint(error, command) == expected
+    assert hint(error, *_command(command.split())) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,6 +113,7 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
         ("eval last verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
         ("plan verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
         ("runs verse-1", "verse-1 is a run; to list all: minigpt runs"),
+        ("board verse-1", "verse-1 is a run; to see its curves: minigpt board runs/verse-1"),
         ("eval verse.txt", "it is a text; name the run first: minigpt eval last verse.txt"),
         ("train nothing", "'-' (standard input), builtin:NAME or download:NAME"),
         ("train vers.txt", "did you mean verse.txt?"),
@@ -120,6 +134,10 @@ def test_a_run_is_told_from_a_text(cli: Cli, run: Path, arguments: str, line: st
         ("eval --device gpu", "--device is gpu, but should be auto, cpu, cuda, cuda:1 or mps"),
         ("sample --top-p 3", "--top-p is 3.0, but should be at most 1"),
         (
+            "sample --top-p 3 --min-p 3",
+            "--top-p is 3.0, but should be at most 1; --min-p is 3.0, but should be at most 1",
+        ),
+        (
             "train -s runtime.device=gpu",
             "configuration: runtime.device is gpu, but should be auto, cpu, cuda, cuda:1 or mps",
         ),
@@ -129,18 +147,31 @@ def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments:
     assert cli(*arguments.split()).error == line
 
 
-@pytest.mark.parametrize("name", [*WITHDRAWN, *RETIRED])
-def test_what_was_withdrawn_names_its_replacement(cli: Cli, name: str) -> None:
-    """In one line, also with a value. The options of a suggested command exist."""
-    is_setting = "." in name
-    done = cli(*("train", "-s", f"{name}=1") if is_setting else (*name.split(), "1"))
-    assert (done.code, done.out) == (1 if is_setting else 2, "")
-    prefix = "configuration: " if is_setting else ""
-    assert done.err == f"minigpt: {prefix}{name} was withdrawn: {WITHDRAWN[name]}\n"
-    if suggested := re.search(r"minigpt (\w+) (.*)", WITHDRAWN[name]):
-        options = re.findall(r"--[\w-]+", suggested[2])
-        usage = cli(suggested[1], "--help").out
-        assert [option for option in options if option not in usage] == []
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("import verse.txt", "no command is named 'verse.txt'; see minigpt import --help"),
+        ("course verse.txt", "no command is named 'verse.txt'; see minigpt course --help"),
+        ("course list", "no command is named 'list'; see minigpt course --help"),
+        ("course chek", "no command is named 'chek'; did you mean check?; see minigpt course --help"),
+        ("sampel", "no command is named 'sampel'; did you mean sample?; see minigpt --help"),
+        ("verse.txt", "verse.txt is a text; to train on it: minigpt train verse.txt"),
+        ("verse-1", "verse-1 is a run; to generate text: minigpt sample verse-1"),
+        ("sample --preview 3", "No such option: --preview; see minigpt sample --help"),
+        ("sample --max-new-tokens 3", "no option is named --max-new-tokens; use --length; see minigpt sample --help"),
+        ("config show --name x", "No such option: --name (Possible options: --yaml); see minigpt config show --help"),
+        (
+            "config show --n-layer 3",
+            "no option is named --n-layer; it is a setting: --set model.n_layer=VALUE; see minigpt config show --help",
+        ),
+        ("sample --debug", "--debug comes before the command; see minigpt sample --help"),
+        ("--debug sampel", "no command is named 'sampel'; did you mean sample?; see minigpt --help"),
+    ],
+)
+def test_a_wrong_command_or_option_gets_advice_that_works(cli: Cli, run: Path, arguments: str, line: str) -> None:
+    done = cli(*arguments.split())
+    assert (done.code, done.out) == (2, "")
+    assert re.sub(r"see .*minigpt", "see minigpt", done.err) == f"minigpt: {line}\n"
 
 
 def test_an_error_is_one_line_and_a_bug_none() -> None:

@@ -204,7 +204,7 @@ def test_a_missing_or_damaged_part_is_found(folder: Path, harm: str) -> None:
     part.unlink() if harm == "missing" else part.write_bytes(content)
     with pytest.raises(CheckpointError, match="model-00002-of-00002") as error:
         load_checkpoint(folder / "runs/run", 4)
-    assert error.value.intact
+    assert error.value.run == folder / "runs/run"
     main, _ = train(folder, "run", *SPLIT, "-s", "train.steps=6")
     assert main.code == 0, main
     assert "skipping the checkpoint of step 4" in main.err

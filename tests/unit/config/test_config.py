@@ -433,10 +433,6 @@ def test_a_configuration_is_frozen() -> None:
         resolve().config = config  # type: ignore[misc]
 
 
-def test_settings_of_older_runs_that_no_longer_exist_are_ignored() -> None:
-    assert from_yaml("train: {on_nonfinite: skip, minutes: 5, steps: 7}", "saved").train.steps == 7
-
-
 def test_settings_that_could_not_be_read_again_are_refused() -> None:
     few, many = (resolve(("test", {"data.source": ["a" * 1000] * count})).config for count in (100, 200))
     assert from_yaml(to_yaml(few), "saved") == few
