@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.resolve import flatten, resolve
 from minigpt.errors import TextError, count, sanitize_terminal
-from minigpt.interpret.excerpt import glyph, last_tokens
+from minigpt.interpret.excerpt import glyph, last_tokens, validation_split
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
@@ -181,7 +181,8 @@ class Model:
 
         ids = self.checkpoint.tokenizer.encode(unix_newlines(text))
         excerpt = last_tokens(self.checkpoint, ids, "the notebook")
-        return Page(build_page(self.checkpoint, excerpt, start=Start(at_end=True)))
+        split = validation_split(self.checkpoint)
+        return Page(build_page(self.checkpoint, excerpt, split=split, start=Start(at_end=True)))
 
     @cached_property
     def _engine(self) -> AnyEngine:

@@ -7,13 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from minigpt.cli.excerpt import (
-    FileOption,
-    TextOption,
-    ValOption,
-    choose_excerpt,
-    validation_split,
-)
+from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
 from minigpt.cli.input import load_run
 from minigpt.cli.options import (
     CheckpointOption,
@@ -55,6 +49,7 @@ def attention(
     """
     from minigpt.interpret import export, images
     from minigpt.interpret.descriptions import describe_heads, score_model
+    from minigpt.interpret.excerpt import validation_split
     from minigpt.interpret.extract import extract
     from minigpt.model.load import load_transformer
 

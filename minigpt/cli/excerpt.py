@@ -1,6 +1,5 @@
 """Options that choose an excerpt."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from minigpt.errors import UserError
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
     from minigpt.storage.checkpoint import Checkpoint
-    from minigpt.text.tokenizer import Ids
 
 
 TextOption = Annotated[str | None, Option(help="Text to inspect.", metavar="TEXT")]
@@ -63,10 +61,3 @@ def choose_excerpt(
     if whole_lines and val is None:
         return excerpt.opening_excerpt(checkpoint, tokens, excerpt.SHORT_TOKENS)
     return excerpt.validation_excerpt(checkpoint, tokens, val or 0)
-
-
-def validation_split(checkpoint: "Checkpoint") -> "Ids | None":
-    """Return the validation tokens, which describe the heads, or None if they are missing: the excerpt will do."""
-    with suppress(UserError):
-        return run_dataset(checkpoint).validation
-    return None

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.excerpt import (
-    FileOption,
-    TextOption,
-    ValOption,
-    choose_excerpt,
-    validation_split,
-)
+from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
 from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
@@ -60,6 +54,7 @@ def inspect(
       minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
+    from minigpt.interpret.excerpt import validation_split
     from minigpt.viewer.film import most_moments
     from minigpt.viewer.page import Start, build_page, check_size
 

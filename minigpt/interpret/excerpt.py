@@ -4,6 +4,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from minigpt.errors import TextError, UserError
 from minigpt.sampling.generate import generate_ids
 from minigpt.sampling.load import load_engine
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.dataset import reload_dataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MAX_TOKENS = 512
@@ -53,6 +55,14 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, max_tok
     length = min(max_tokens or DEFAULT_TOKENS, checkpoint.config.model.context)
     part = np.asarray(tokens[offset : offset + length])
     return last_tokens(checkpoint, part, f"validation split from token {offset}", max_tokens)
+
+
+def validation_split(checkpoint: Checkpoint) -> Ids | None:
+    """Return the validation tokens, which describe the heads, or None if they are missing: the excerpt will do."""
+    config, metadata = checkpoint.config.data, checkpoint.metadata
+    with suppress(UserError):
+        return reload_dataset(config, metadata.fingerprint, checkpoint.tokenizer, metadata.characters).validation
+    return None
 
 
 def opening_excerpt(checkpoint: Checkpoint, tokens: Ids, max_tokens: int) -> Excerpt:
