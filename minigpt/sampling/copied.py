@@ -1,5 +1,6 @@
 """Measure how much of a text is copied: the longest match of each character's surroundings in the training text."""
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,22 +10,69 @@ RUNS = (10, 20, 40)
 """Lengths of copied runs, in characters."""
 ENOUGH = 2_000
 """Characters of validation text to measure."""
+MOST = 20_000
+"""Characters of several texts to search for at the same time. The tables grow with them."""
+BLOCK = 1 << 18
+"""Positions of the training text to search at the same time: those whose arrays fit into the cache of a CPU core."""
 
 
-def match_lengths(text: str, training: str) -> list[int]:
-    """Return, for each character, the length of the longest part of `text` around it that occurs in `training`.
+def match_lengths(texts: Sequence[str], training: str) -> list[list[int]]:
+    """Return, for each character of each text, the length of the longest part around it that occurs in `training`."""
+    if len(texts) > 1 and sum(map(len, texts)) > MOST:
+        half = len(texts) // 2
+        return match_lengths(texts[:half], training) + match_lengths(texts[half:], training)
+    sizes = [len(text) for text in texts]
+    alphabet, symbols = np.unique(_code_points("".join(texts)), return_inverse=True)
+    numbers = np.full(sys.maxunicode + 1, len(alphabet), np.int32)  # the last number is no character of the texts
+    numbers[alphabet] = np.arange(len(alphabet))
+    other = np.append(numbers[_code_points(training)], np.int32(len(alphabet)))  # which ends each match
+    ends, longest = np.repeat(np.cumsum(sizes), sizes), np.zeros(len(symbols), np.int64)
+    for first in range(0, len(training), BLOCK):
+        places = np.arange(first, min(first + BLOCK, len(training)))
+        np.maximum(longest, _longest_matches(symbols, ends, other, places, len(alphabet) + 1), out=longest)
+    lengths = np.zeros(len(symbols), np.int64)
+    for start, length in enumerate(longest.tolist()):
+        np.maximum(lengths[start : start + length], length, out=lengths[start : start + length])
+    return [part.tolist() for part in np.split(lengths, np.cumsum(sizes)[:-1])]
 
-    Matches that start later never end earlier. So each start needs one pass over `training`, and no index.
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _longest_matches(
+    symbols: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    other: NDArray[np.int32],
+    places: NDArray[np.int64],
+    size: int,
+) -> NDArray[np.int64]:
+    """Return the length of the longest match between each start in `symbols` and one of `places` in `other`.
+
+    All starts and all places descend the trie of the text's parts together, one symbol at a time. A place drops out
+    where the trie ends, and a start drops out where no place is left in its node.
+
+    Args:
+        symbols: Texts as numbers below `size`, (N,).
+        ends: The end of the text of each symbol, (N,).
+        other: Another text as numbers below `size`, whose last number is in no text.
+        places: Positions in `other`.
     """
-    lengths: NDArray[np.int64] = np.zeros(len(text), dtype=np.int64)
-    end = 0
-    for start in range(len(text)):
-        end, at = max(end, start), 0
-        # A longer match first occurs where the shorter one does, or later.
-        while end < len(text) and (at := training.find(text[start : end + 1], at)) >= 0:
-            end += 1
-        np.maximum(lengths[start:end], end - start, out=lengths[start:end])
-    return list(lengths.tolist())
+    longest, starts, depth = np.zeros(len(symbols), np.int64), np.arange(len(symbols)), 0
+    nodes, at, count = np.zeros_like(starts), np.zeros_like(places), 1  # the node of each start and place
+    while len(starts):
+        edges, nodes = np.unique(nodes * size + symbols[starts + depth], return_inverse=True)
+        children = np.full(count * size, -1)
+        children[edges] = np.arange(count := len(edges))
+        at = children[at * size + other[places + depth]]
+        is_in = at >= 0
+        at, places, depth = at[is_in], places[is_in], depth + 1
+        is_found = np.zeros(count, bool)
+        is_found[at] = True
+        longest[starts[is_found[nodes]]] = depth
+        is_in = is_found[nodes] & (starts + depth < ends[starts])
+        starts, nodes = starts[is_in], nodes[is_in]
+    return longest
 
 
 def copied_shares(texts: Sequence[Sequence[int]]) -> dict[int, float]:

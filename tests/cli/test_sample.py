@@ -205,7 +205,7 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
     data = reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
     training = data.tokenizer.decode(data.train)
     for sample in document["samples"]:
-        assert sample["copied"] == match_lengths(sample["text"], training)
+        assert sample["copied"] == match_lengths([sample["text"]], training)[0]
         assert len(sample["copied"]) == len(sample["text"])
     total = sum(len(sample["text"]) for sample in document["samples"])
     assert document["copied"]["samples"]["characters"] == total
