@@ -8,7 +8,7 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from minigpt.cli.options import GROUP, ForceOption, JsonOption
-from minigpt.cli.output import check_writable, json_text, notice, table, write
+from minigpt.cli.output import check_writable, json_text, notice, table, waiting, write
 from minigpt.errors import UserError, escape
 from minigpt.training.signals import SIGHUP, handle
 
@@ -118,7 +118,7 @@ def check(
     if not file.is_file():
         raise UserError(f"no file {escape(file)} here; go to its folder, or type minigpt course check {number} FILE")
     handle(signal.SIGTERM, SIGHUP)  # to end the process of the file
-    answer = compare(number, file)
+    answer = waiting("checking")(compare)(number, file)
     if as_json:
         passed = [{"chapter": chapter, "agrees": names} for chapter, names in answer.passed.items()]
         write(json_text({"passed": passed, "problem": answer.problem}))

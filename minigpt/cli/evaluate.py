@@ -18,7 +18,7 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_device,
 )
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import json_text, load_torch, notice, table, write
 from minigpt.errors import CheckpointError, TextError, UserError, count, escape
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def evaluate(
       minigpt eval my-1 --by-position   how much of its past the model uses
       minigpt eval my-1 --with my-2     the average of two models
     """
+    load_torch()
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.text.simple import simple_losses
     from minigpt.training.setup import trained_on_validation

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument
 from minigpt.cli.options import GROUP, EncodingOption
-from minigpt.cli.output import notice
+from minigpt.cli.output import load_torch, notice
 
 import_app = typer.Typer(**GROUP, help="Turn a model of another program, or a trained example, into a run.")
 
@@ -29,6 +29,7 @@ def nanogpt(
     Examples:
       minigpt import nanogpt out-shakespeare-char/ckpt.pt --text input.txt
     """
+    load_torch()
     from minigpt.interop.nanogpt import create_run
 
     run = as_argument(create_run(checkpoint, text, encoding, name, notice))

@@ -9,7 +9,7 @@ from typer import Option
 from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
 from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
-from minigpt.cli.output import check_writable, notice, write_bytes
+from minigpt.cli.output import check_writable, load_torch, notice, waiting, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def inspect(
       minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
+    load_torch()
     from minigpt.interpret.excerpt import validation_split
     from minigpt.viewer.film import most_moments
     from minigpt.viewer.page import Start, build_page, check_size
@@ -67,7 +68,7 @@ def inspect(
     log = notice if steps is None else None
     moments = _moments(loaded, steps, limit, log)
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
-    page = build_page(
+    page = waiting("computing the page")(build_page)(
         loaded,
         excerpt,
         moments=moments,
@@ -89,6 +90,8 @@ def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
         )
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
+    if str(out) == "-":
+        return
     is_open = open_ and webbrowser.open(out.absolute().as_uri())
     notice(f"{wrote} {escape(out)}, {size}" + ("" if is_open else "; open it in a browser"))
 

@@ -6,8 +6,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,23 @@ def notice(*lines: str) -> None:
     """Print lines to stderr."""
     for line in lines:
         STDERR.write(f"{word_wrapped(escape(line))}\n")
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal what the user waits for during a block. Any other line may replace it."""
+    shown = f"{what} ..." if sys.stderr.isatty() else ""
+    STDERR.write(f"{shown}\r" if shown else "")
+    try:
+        yield
+    finally:
+        STDERR.write(f"{' ' * len(shown)}\r" if shown else "")
+
+
+def load_torch() -> None:
+    """Import PyTorch, for which a user may wait some seconds."""
+    with waiting("loading PyTorch"):
+        import_module("torch")
 
 
 def duration(seconds: float) -> str:
@@ -102,8 +120,8 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
 
 
 def _is_stream(out: Path) -> bool:
-    """Return whether `out` is a device or a pipe, such as /dev/null."""
-    return out.exists() and not out.is_file() and not out.is_dir()
+    """Return whether `out` is "-" (standard output), a device or a pipe, such as /dev/null."""
+    return str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir())
 
 
 def _refusal(file: Path, force: bool) -> str:
@@ -149,7 +167,7 @@ def write(text: str, out: Path | None = None) -> None:
 
     Control characters are escaped on a terminal, because a model may generate escape sequences.
     """
-    if out is None:
+    if out is None or str(out) == "-":
         print(sanitize_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
     else:
         write_bytes(text.encode(), out)
@@ -158,6 +176,10 @@ def write(text: str, out: Path | None = None) -> None:
 def write_bytes(content: bytes, out: Path) -> None:
     """Write a file completely or not at all, or write to a device or pipe. Raises UserError if that fails."""
     try:
+        if str(out) == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+            return
         if _is_stream(out):
             with open(out, "ab") as stream:
                 stream.write(content)

@@ -53,7 +53,9 @@ PenaltyOption = Annotated[
 StopOption = Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")]
 SeedOption = Annotated[int | None, Option(help="Random seed.", metavar="N")]
 CopiedOption = Annotated[bool, Option("--copied", help="Print how much is copied from the training text.")]
-OutOption = Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")]
+OutOption = Annotated[
+    Path | None, Option("--out", "-o", help="Write to this file. -: standard output.", metavar="FILE")
+]
 NoStreamOption = Annotated[bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")]
 
 

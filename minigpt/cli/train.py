@@ -22,7 +22,7 @@ from minigpt.cli.options import (
     check_minutes,
     complete_run,
 )
-from minigpt.cli.output import duration, notice
+from minigpt.cli.output import duration, notice, waiting
 from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, count
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle, stop
@@ -124,9 +124,10 @@ def train(
 
         sys.exit(launch(processes))
     handle(signal.SIGINT, by=stop)  # there is nothing to undo yet
-    import minigpt.training.loop
-    import minigpt.training.setup  # noqa: F401 - used later
-    from minigpt.training.parallel import join
+    with waiting("loading PyTorch"):
+        import minigpt.training.loop
+        import minigpt.training.setup  # noqa: F401 - used later
+        from minigpt.training.parallel import join
 
     handle(signal.SIGINT)
     with join() as joined:

@@ -13,13 +13,12 @@ from command_line import VERSE, Cli
 from forgery import MODEL, forge
 from safetensors.numpy import load, save
 
+import minigpt
 from minigpt.paths import FRAMES
 from minigpt.storage import checkpoint as storage
 from minigpt.storage import runs
 from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import step_folder
-
-import minigpt
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -1,5 +1,6 @@
 """Tables fit the terminal. Files are written whole or not at all."""
 
+import io
 import math
 import os
 import re
@@ -7,12 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import Cli, process
 from forgery import forge
 
-from minigpt.cli.output import check_writable, json_text, table, wrapped, write_bytes
+from minigpt.cli.output import check_writable, json_text, table, waiting, wrapped, write_bytes
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA
 from minigpt.text.sources import PAGE_MARK
@@ -132,6 +134,30 @@ def test_a_device_or_a_pipe_is_written_directly(cli: Cli, at_home: Path) -> None
     write_bytes(b"x", Path(os.devnull))
     assert not Path(os.devnull).is_file()
     assert process("sample", "-l", "3", "-o", "/dev/stdout", cwd=at_home).stdout == cli("sample", "-l", 3).out
+    assert cli("sample", "-l", 3, "-o", "-").out == cli("sample", "-l", 3).out
+    page = process("inspect", "-o", "-", cwd=at_home).stdout
+    assert page.startswith("<!")
+    assert page.rstrip().endswith("</html>")
+    assert not (at_home / "-").exists()
+
+
+def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="Permission denied"):
+        check_writable(tmp_path / "page.html")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(UserError, match="Read-only file system"):
+        check_writable(tmp_path / "page.html")
+
+
+def test_a_terminal_shows_what_a_command_waits_for_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal, expected in ((True, "reading ...\r" + " " * 11 + "\r"), (False, "")):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        with waiting("reading"):
+            pass
+        assert stream.getvalue() == expected
 
 
 @pytest.mark.parametrize("name", [METADATA, FILES[0]])
