@@ -1,15 +1,14 @@
 """`minigpt export`."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from minigpt.cli.hints import shell_quote
+from minigpt.cli.hints import run_named, shell_quote
 from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import json_text, load_torch, notice, table, waiting, write
 from minigpt.errors import UserError, count, escape
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def export(
       minigpt export --to hf my-model
       minigpt export mine --to safetensors weights --checkpoint last
     """
+    load_torch()
+    from minigpt.interop.card import short_prompt
     from minigpt.interop.export import FORMATS, check
     from minigpt.interop.export import export as write_export
     from minigpt.storage.checkpoint import load_checkpoint
@@ -49,7 +50,9 @@ def export(
     write_export(loaded, to, path)
     notice(f"wrote {escape(path)} from {escape(loaded.path)}")
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
-    agreement, usage = check(loaded, to, path), FORMATS[to].usage(path)
+    with waiting(f"comparing with {FORMATS[to].PROGRAM}"):
+        agreement = check(loaded, to, path)
+    usage = FORMATS[to].usage(path, short_prompt(loaded.tokenizer))
     if as_json:
         result = {"agreement": asdict(agreement) if agreement else None, "usage": usage}
         write(json_text({"checkpoint": escape(loaded.path), "folder": escape(path), "bytes": sizes, **result}))
@@ -62,12 +65,9 @@ def export(
 
 def _run_and_folder(names: list[str]) -> tuple[str, Path]:
     """Return the run and the folder that the arguments name. Raises UserError if they look exchanged."""
-    from minigpt.paths import RUNS, is_run
-
     if len(names) > 2:
         raise UserError(f"expected a run and a folder, got {len(names)} names")
-    is_name = names[0] == "last" or is_run(RUNS / names[0])
-    if len(names) == 1 and is_name and not os.path.lexists(names[0]):
+    if len(names) == 1 and (names[0] == "last" or run_named(names[0])):
         raise UserError(f"{escape(names[0])} is a run; name the folder to write too: {escape(names[0])} FOLDER")
     return names[0] if len(names) == 2 else "last", Path(names[-1])
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from minigpt.errors import UserError, count
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import Tokenizer
 
 ABOUT = "minigpt.json"
 """The file in every export that describes the model."""
@@ -64,13 +65,17 @@ _PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias")
 """The settings in the table, by `is_recurrent`."""
 
 
+def short_prompt(tokenizer: Tokenizer) -> str:
+    """Return a prompt of one token: a newline, or a character that the vocabulary has."""
+    return tokenizer.decode(tokenizer.encode("\n", "replace"))
+
+
 def optional(name: str) -> Any:
-    """Import an optional package, which an extra of the same name has. Raises UserError if it is not installed."""
+    """Import an optional package. Raises UserError if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
-        problem = f"the package {name} is not installed; to install it, in minigpt's folder: pip install '.[{name}]'"
-        raise UserError(problem) from error
+        raise UserError(f"the package {name} is not installed; to install it: pip install {name}") from error
 
 
 def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -39,8 +39,8 @@ class Format(Protocol):
     def load(self, folder: Path) -> Logits:
         """Open the files in the other program. Raises ImportError if the program is missing or too old."""
 
-    def usage(self, folder: Path) -> str:
-        """Return the lines to paste that use the files."""
+    def usage(self, folder: Path, prompt: str) -> str:
+        """Return the lines to paste that use the files, and continue `prompt` if the program reads a text."""
 
 
 FORMATS: dict[str, Format] = {"gguf": gguf, "hf": hf, "onnx": onnx, "safetensors": plain}
@@ -105,8 +105,8 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
         texts.append(np.concatenate((prompt, tokens)))
     for ids in texts:
         logits, theirs = ours(ids.tolist()), other(ids.tolist())
-        difference = max(difference, float(np.abs(theirs - logits).max()))
-        largest = max(largest, float(np.abs(logits).max()))
+        difference = float(np.maximum(difference, np.abs(theirs - logits).max()))  # keeps NaN
+        largest = float(np.maximum(largest, np.abs(logits).max()))
         same_text = bool((theirs.argmax(1)[len(prompt) - 1 : -1] == ids[len(prompt) :]).all())  # of the greedy text
     return Agreement(difference, largest, same_text, len(ids))
 

@@ -118,10 +118,10 @@ def load(folder: Path) -> Logits:
     return logits
 
 
-def usage(folder: Path) -> str:
+def usage(folder: Path, prompt: str) -> str:
     """Return lines of Python that continue a text with llama-cpp-python."""
     context = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["settings"]["model"]["context"]
     return f"""\
 from llama_cpp import Llama
 model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)
-print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])"""
+print(model({prompt!r}, max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])"""

@@ -227,10 +227,8 @@ def load(folder: Path) -> Logits:
     return of_torch(lambda ids: model(ids).logits)
 
 
-def usage(folder: Path) -> str:
+def usage(folder: Path, prompt: str) -> str:
     """Return the lines to paste that use the folder."""
-    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    prompt = "\n" if "\n" in vocabulary or len(vocabulary) == 256 else next(iter(vocabulary))
     return f"""\
 from transformers import pipeline
 generate = pipeline("text-generation", model={str(folder)!r})

@@ -233,6 +233,6 @@ def load(folder: Path) -> Logits:
     return lambda ids: session.run(None, {"ids": np.asarray(ids, dtype=np.int64)[None]})[0][0]
 
 
-def usage(folder: Path) -> str:
+def usage(folder: Path, prompt: str) -> str:
     """Return the lines to paste that continue a text with NumPy and ONNX Runtime alone."""
     return f"pip install numpy onnxruntime\npython {shlex.quote((folder / 'sample.py').as_posix())}"

@@ -35,7 +35,7 @@ def load(folder: Path) -> Logits:
     return of_torch(model)
 
 
-def usage(folder: Path) -> str:
+def usage(folder: Path, prompt: str) -> str:
     """Return the lines to paste that use the files."""
     return f"from safetensors.numpy import load_file\nweights = load_file({str(folder / WEIGHTS)!r})"
 

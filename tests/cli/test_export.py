@@ -22,7 +22,7 @@ def test_a_run_is_exported_into_a_new_folder(cli: Cli, run: Path) -> None:
     assert set(done["bytes"]) == {path.name for path in Path("out").iterdir()}
     assert "pipeline" in done["usage"]
     assert "it exists; name a new folder" in cli("export", "--to", "hf", "out").error
-    for name in ("verse-1", "last"):
+    for name in ("verse-1", "last", "runs/verse-1"):
         assert "is a run; name the folder" in cli("export", "--to", "hf", name).error
     assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints/new").error
     assert "available runs: verse-1" in cli("export", "no", "--to", "hf", "other").error

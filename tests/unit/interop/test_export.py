@@ -1,10 +1,12 @@
 """What every export promises: a complete folder, or none."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from exports import SETTINGS, made
 from small_models import FAMILY_NAMES
@@ -101,3 +103,12 @@ def test_without_the_other_program_nothing_is_compared(tmp_path: Path, monkeypat
     export(made(), "hf", tmp_path / "out")
     monkeypatch.setattr(FORMATS["hf"], "load", absent)
     assert check(made(), "hf", tmp_path / "out") is None
+
+
+def test_a_result_that_is_not_a_number_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = made()
+    shape = checkpoint.tokenizer.vocab_size
+    monkeypatch.setattr(FORMATS["hf"], "load", lambda folder: lambda ids: np.full((len(ids), shape), np.nan))
+    agreement = check(checkpoint, "hf", tmp_path)
+    assert agreement
+    assert math.isnan(agreement.difference)

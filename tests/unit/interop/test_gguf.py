@@ -98,7 +98,7 @@ def test_the_printed_lines_stay_within_the_context(
         return lambda prompt, **options: seen.append(options) or {"choices": [{"text": "a text"}]}
 
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=llama))
-    exec(gguf.usage(tmp_path / "out"), {})  # noqa: S102 - our own lines
+    exec(gguf.usage(tmp_path / "out", "\n"), {})  # noqa: S102 - our own lines
     assert [seen[0]["n_ctx"], seen[1]["max_tokens"]] == [context, length]
     assert capsys.readouterr().out == "a text\n"
 

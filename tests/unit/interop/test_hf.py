@@ -101,5 +101,5 @@ def test_every_sampling_setting_is_exported() -> None:
 def test_the_usage_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export(made(), "hf", tmp_path / "out")
     torch.manual_seed(0)
-    exec(hf.usage(tmp_path / "out"), {})  # noqa: S102 - our own lines
+    exec(hf.usage(tmp_path / "out", "\n"), {})  # noqa: S102 - our own lines
     assert len(capsys.readouterr().out) >= 10
