@@ -4,6 +4,7 @@ nanoGPT keeps the vocabulary in a pickle, which minigpt never opens. The text ha
 sorted.
 """
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,8 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
         array = rest.pop(name, None)
         if array is None or array.shape != shape:
             raise refuse(f"the tensor {name} {'is missing' if array is None else f'has shape {array.shape}'}")
+        if not np.isfinite(array).all():
+            raise refuse(f"the tensor {name} has values that are not finite")
         weights[ours] = np.ascontiguousarray(array)
     output = rest.pop("lm_head.weight", None)
     if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
@@ -113,7 +116,8 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
 
 def _load(path: Path) -> dict[str, Any]:
     """Return the content of a file of torch.save. Its dictionary "model" has arrays in float32. Raises UserError."""
-    with open_within(path, path.parent) as file:
+    real = Path(os.path.realpath(path))  # the user's own link may lead anywhere
+    with open_within(real, real.parent) as file:
         try:
             if damaged := zipfile.ZipFile(file).testzip():  # torch does not compare the checksums
                 raise ValueError(f"{damaged} is damaged")

@@ -32,7 +32,10 @@ def text(empty_folder: Path) -> Scan:
 @pytest.mark.parametrize("bias", [False, True])
 def test_nanogpt_has_the_same_weights(bias: bool) -> None:
     checkpoint = made(**NANOGPT, bias=bias)
-    run = nanogpt.create_run(nanogpt_file(Path("ckpt.pt"), checkpoint), "text.txt", "utf-8", "mine")
+    Path("links").mkdir()
+    link = Path("links/ckpt.pt")
+    link.symlink_to(nanogpt_file(Path("ckpt.pt"), checkpoint).absolute())  # the user's own
+    run = nanogpt.create_run(link, "text.txt", "utf-8", "mine")
     loaded = load_checkpoint(run)
     assert loaded.weights.keys() == checkpoint.weights.keys()
     assert all(np.array_equal(loaded.weights[name], array) for name, array in checkpoint.weights.items())
@@ -105,6 +108,11 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(text: Scan) -> Non
     ("name", "change", "problem"),
     [
         ("transformer.wpe.weight", lambda tensor: tensor.T, r"shape \(16, 10\)"),
+        (
+            "transformer.ln_f.weight",
+            lambda tensor: tensor / 0,
+            r"transformer\.ln_f\.weight has values that are not finite",
+        ),
         ("lm_head.weight", lambda tensor: tensor + 1, "the output matrix is not the token embedding"),
     ],
 )
