@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from minigpt.cli.input import load_run
 from minigpt.cli.options import DeviceOption, ForceOption, JsonOption, checked_device, complete_run
-from minigpt.cli.output import check_writable, json_text, table, write, write_bytes
+from minigpt.cli.output import check_writable, json_text, load_torch, table, write, write_bytes
 from minigpt.errors import escape
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def compare(
       minigpt compare gpt-1 gpt-2 lstm-1 lstm-2
     """
     check_writable(png, force=force)
+    load_torch()
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
@@ -74,13 +75,13 @@ def _rows(comparison: "Comparison") -> list[Sequence[str]]:
             _number(group.mean(lambda run: run.metadata.state.seconds)),
             _loss(group, lambda run: run.result.loss),
             _loss(group, lambda run: run.result.bits_per_character),
-            _number(group.mean(lambda run: run.curve.characters_per_second)),
+            _number(group.characters_per_second),
         )
         for group in comparison.groups
     ]
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value else ""
 
 

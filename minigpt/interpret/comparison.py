@@ -30,8 +30,8 @@ class Curve(NamedTuple):
     seconds: Sequence[float] = ()
     loss: Sequence[float] = ()
     """Validation loss, in nats per token."""
-    characters_per_second: float = 0.0
-    """The median throughput of training, 0 if unknown."""
+    characters_per_second: float | None = None
+    """The median throughput of training."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,12 @@ class Group:
     def mean(self, value: Callable[[Measured], float]) -> float:
         """Return the mean of a value over the runs."""
         return statistics.fmean(map(value, self.runs))
+
+    @property
+    def characters_per_second(self) -> float | None:
+        """The mean throughput of the runs whose throughput is known."""
+        known = [speed for run in self.runs if (speed := run.curve.characters_per_second) is not None]
+        return statistics.fmean(known) if known else None
 
     def error(self, value: Callable[[Measured], float]) -> float:
         """Return the standard error of the mean over at least two runs."""
@@ -194,4 +200,4 @@ def read_curve(run: Path) -> Curve:
             if all(map(math.isfinite, point)):
                 points.append(point)
     steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())
-    return Curve(steps, seconds, loss, statistics.median(speeds or [0]))
+    return Curve(steps, seconds, loss, statistics.median(speeds) if speeds else None)

@@ -13,7 +13,7 @@ from compared import measured
 from forgery import STEPS
 
 from minigpt.errors import CheckpointError
-from minigpt.interpret.comparison import compare, measure, read_curve
+from minigpt.interpret.comparison import Curve, Group, compare, measure, read_curve
 from minigpt.model.device import Runtime
 from minigpt.storage.checkpoint import load_checkpoint
 
@@ -91,7 +91,7 @@ def test_damaged_lines_of_the_metrics_are_skipped(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     assert read_curve(tmp_path) == ((0, 6), (0, 2), (4, 2), 800)
-    assert read_curve(tmp_path / "nowhere") == ((), (), (), 0)
+    assert read_curve(tmp_path / "nowhere") == ((), (), (), None)
 
 
 def test_a_run_is_measured_as_it_was_trained(finished_run: Path, tmp_path: Path) -> None:
@@ -100,7 +100,11 @@ def test_a_run_is_measured_as_it_was_trained(finished_run: Path, tmp_path: Path)
     assert run.metadata.state.best_loss == min(run.curve.loss[1:])
     assert run.result.loss == pytest.approx(run.metadata.state.best_loss, rel=1e-6)
     assert run.curve.steps == (0, *STEPS)
-    assert run.curve.characters_per_second > 0
+    speed = run.curve.characters_per_second
+    assert speed
+    unknown = replace(run, curve=Curve())
+    assert Group((run, unknown)).characters_per_second == speed
+    assert Group((unknown,)).characters_per_second is None
     rounded = measure("r", checkpoint, Runtime("cpu", "bfloat16", False, 1))
     assert 0 < abs(rounded.result.loss - run.result.loss) < 0.02
 
