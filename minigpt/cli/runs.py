@@ -37,6 +37,8 @@ def runs(
     """
     from minigpt.storage.runs import all_runs, find_checkpoint
 
+    if folder != RUNS and not folder.is_dir():
+        raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
     if again is not None:
         if diff or verify:
             raise UserError("--replay cannot be combined with --diff or --verify")

@@ -43,7 +43,7 @@ def all_runs(root: Path = RUNS) -> list[Path]:
 
 def last_trained(run: Path) -> float:
     """Return when a run was last trained, in seconds since 1970."""
-    files = (run / "metrics.jsonl", run / "config.yaml")
+    files = (run / "metrics.jsonl", run / "config.yaml", run / CHECKPOINTS)
     return next((path.stat().st_mtime for path in files if path.exists()), 0.0)
 
 

@@ -43,6 +43,17 @@ def test_diff_shows_every_setting_that_differs(cli: Cli, empty_folder: Path) -> 
 def test_without_runs_json_is_an_empty_list_and_text_an_error(cli: Cli, empty_folder: Path) -> None:
     assert cli("runs", "--json").json == []
     assert "minigpt train" in cli("runs").error
+    for option in ("--json", "--verify", "--diff"):
+        assert (
+            cli("runs", "none", option).error
+            == f"folder {Path.cwd() / 'none'} does not exist; to start one: minigpt train"
+        )
+
+
+def test_a_run_with_nothing_but_checkpoints_was_trained_when_they_were_saved(cli: Cli, run: Path) -> None:
+    for name in ("metrics.jsonl", "config.yaml"):
+        (run / name).unlink()
+    assert cli("runs", "--json").json[0]["last_trained"] == (run / "checkpoints").stat().st_mtime
 
 
 def test_board_passes_its_options_to_tensorboard(cli: Cli, empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
