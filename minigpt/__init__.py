@@ -80,11 +80,13 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     # Import on first use, so that `import minigpt` and `minigpt --help` do not wait for torch.
     if name not in _HOME:
-        raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
+        from minigpt.errors import did_you_mean
+
+        raise AttributeError(f"module 'minigpt' has no attribute {name!r}{did_you_mean(name, _HOME)}")
     from importlib import import_module
 
     return getattr(import_module(f"minigpt.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

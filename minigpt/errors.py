@@ -84,6 +84,9 @@ class RunNotFoundError(UserError):
     """The names of the newest runs."""
     name: str = ""
 
+    def __str__(self) -> str:  # in Python. The command line may have a better hint
+        return f"{self.problem}; available runs: {', '.join(map(escape, self.names))}" if self.names else self.problem
+
 
 @dataclass(eq=False)
 class RunExistsError(UserError):

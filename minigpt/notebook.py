@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.resolve import flatten, resolve
-from minigpt.errors import TextError, count, sanitize_terminal
+from minigpt.errors import TextError, UnknownCharacterError, count, sanitize_terminal
 from minigpt.interpret.excerpt import glyph, last_tokens, validation_split
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.text.tokenizer import unix_newlines
+from minigpt.text.tokenizer import Ids, unix_newlines
 
 BLOCK = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;padding:0.6em;background:#fff;color:#000">{}</pre>'
 
@@ -134,6 +134,7 @@ class Model:
             default = unix_newlines(sample.prompt)
             prompt = tokenizer.decode(tokenizer.encode(default, "error" if sample.has_own_prompt else "replace"))
         prompt = unix_newlines(prompt)
+        self._encode("prompt", prompt)
         stops = (stop,) if isinstance(stop, str) else stop
         chars = list(generate(self._engine, tokenizer, prompt, sample, stop=stops))
         return Text(prompt, "".join(char.text for char in chars), np.array([char.logprob for char in chars]))
@@ -153,8 +154,7 @@ class Model:
         from minigpt.text.batches import evaluation_windows
 
         text = unix_newlines(text)
-        tokenizer = self.checkpoint.tokenizer
-        ids = tokenizer.encode(text)
+        ids, tokenizer = self._encode("text", text), self.checkpoint.tokenizer
         if min(len(text), len(ids)) < 2:
             raise TextError("the loss of a text needs at least two characters, and two tokens")
         parts, context = [], self.checkpoint.config.model.context
@@ -179,10 +179,17 @@ class Model:
         """
         from minigpt.viewer.page import Start, build_page
 
-        ids = self.checkpoint.tokenizer.encode(unix_newlines(text))
+        ids = self._encode("text", unix_newlines(text))
         excerpt = last_tokens(self.checkpoint, ids, "the notebook")
         split = validation_split(self.checkpoint)
         return Page(build_page(self.checkpoint, excerpt, split=split, start=Start(at_end=True)))
+
+    def _encode(self, argument: str, text: str) -> Ids:
+        """Return the ids of an argument. Raise UnknownCharacterError, which names it."""
+        try:
+            return self.checkpoint.tokenizer.encode(text)
+        except UnknownCharacterError as error:
+            raise UnknownCharacterError(f"{argument} has characters {error}") from error
 
     @cached_property
     def _engine(self) -> AnyEngine:

@@ -27,6 +27,8 @@ def test_the_examples_in_the_docstring_work(empty_folder: Path, capsys: pytest.C
 
 
 def test_dir_lists_the_names_of_the_package() -> None:
-    assert {*minigpt.__all__} <= {*dir(minigpt)}
+    assert {*minigpt.__all__, "__version__"} == {*dir(minigpt)}
+    with pytest.raises(AttributeError, match=r"no attribute 'laod'; did you mean load\?"):
+        minigpt.laod  # noqa: B018
     for name in minigpt.__all__:
         assert getattr(minigpt, name).__name__ == name

@@ -153,7 +153,7 @@ def test_a_checkpoint_is_found_by_best_last_step_and_its_folder() -> None:
         *(("a", which, f"run a has no checkpoint {which}; use 5, 10, best or last") for which in ("11", "-5", "²")),
         ("empty", None, "run empty has no checkpoint yet"),
         ("copy", "best", "copy is a checkpoint; give the name of its run"),
-        ("b", None, "no run is named 'b'"),
+        ("b", None, "no run is named 'b'; available runs: empty, a"),
     ],
 )
 def test_a_missing_checkpoint_is_one_line(name: str, which: str | None, problem: str) -> None:
