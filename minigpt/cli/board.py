@@ -30,6 +30,7 @@ def board(
 
     if not folder.is_dir():
         raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
+    program._DATA_SERVER_ADVISORY_MESSAGE = ""  # no note about experimental loading
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
     options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one
