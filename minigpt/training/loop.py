@@ -296,7 +296,10 @@ class Training:
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:
-        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
+        is_trained = (
+            self.state.best_loss is not None
+        )  # the loss of step 0 beside that of training looks like overfitting
+        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss if is_trained else None}
         shown = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
         self.metrics.progress(self.state.step, self.steps, ", ".join(filter(None, (activity, *shown, self.speed))))
 

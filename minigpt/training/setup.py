@@ -102,7 +102,7 @@ def prepare_run(
     if resolved.sources["train.shards"] == f"{processes} processes":
         line = f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"
         notices = (line, *notices)
-    stem = name_stem(preset or (text or resolved.config.data.source)[0])
+    stem = name_stem((*text, preset or resolved.config.data.source[0])[0])
     prepared = PreparedRun(resolved.config, data, stem, notices, start=start, layers=layers)
     prepared = _fit_new(prepared) if prepared.is_fitted else with_layers(prepared, layers)
     warnings = _warn_of_text(prepared.data)

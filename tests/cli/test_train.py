@@ -25,6 +25,7 @@ from minigpt.paths import VALIDATION
 from minigpt.storage.runs import checkpoint_steps
 from minigpt.training import loop
 from minigpt.training.loop import Training
+from minigpt.training.metrics import Metrics
 from minigpt.training.setup import name_stem
 
 ONE_STEP = [*SMALL, "-s", "train.steps=1"]
@@ -154,6 +155,17 @@ def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monk
     assert float(longest) < float(pairs) < 3
     monkeypatch.setattr("minigpt.training.outcome.MOST_TOKENS", 10)
     assert "counting pairs" not in cli("train", verse, *ONE_STEP).err
+
+
+def test_a_text_names_the_run_and_no_loss_of_the_first_weights_is_beside_a_training_loss(
+    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, str]] = []
+    monkeypatch.setattr(Metrics, "progress", lambda self, step, steps, status: shown.append((step, status)))
+    cli("train", verse, "--config", "tiny", *SMALL, "-s", "train.log_every=1")
+    assert Path("runs", f"{Path(verse).stem}-1").is_dir()
+    assert [step for step, status in shown if "val " in status and step < 2] == []
+    assert {step for step, status in shown if "loss " in status and "val " in status} >= {3, 4}
 
 
 @pytest.mark.parametrize(
