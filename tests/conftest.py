@@ -3,9 +3,10 @@
 import io
 import os
 import random
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import SMALL, Cli, Done, called
+from filelock import FileLock
 from forgery import STEPS, TEXT
 
 import minigpt.training.loop as loop
@@ -22,6 +24,7 @@ from minigpt.cli.main import main
 from minigpt.storage.runs import checkpoint_steps
 
 ROOT = Path(__file__).resolve().parents[1]
+Once = Callable[..., Path]
 SKIPS = (
     *("needs Linux", "needs POSIX", "needs a GPU", "needs a newer PyTorch", "needs Python 3.11"),
     *("needs Tiny Shakespeare", "needs MINIGPT_TRAIN_COURSE", "could not import 'llama_cpp'"),
@@ -120,14 +123,34 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a run with checkpoints of steps 2 and 4. Tests only read it."""
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Return a function that returns a folder with texts and runs, which it trains once for all workers. Read only."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def folder_of(name: str, texts: dict[str, str], *commands: list[str]) -> Path:
+        folder = root / name
+        with FileLock(root / f"{name}.lock"):
+            if not (folder / "is_complete").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                for file, text in texts.items():
+                    (folder / file).write_text(text, encoding="utf-8")
+                for command in commands:
+                    called(folder, "train", *(word.replace("{folder}", str(folder)) for word in command))
+                (folder / "is_complete").touch()
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def finished_run(once: Once) -> Path:
+    """A run with checkpoints of steps 2 and 4. Read only."""
     smaller = ["-s", "train.keep_last=2", "-s", "model.n_embd=8", "-s", "model.context=8"]
-    called(folder, "train", str(folder / "a.txt"), "--name", "r", *SMALL, *smaller)
-    assert checkpoint_steps(folder / "runs/r") == list(STEPS)
-    return folder / "runs/r"
+    run = once("finished", {"a.txt": TEXT}, ["{folder}/a.txt", "--name", "r", *SMALL, *smaller]) / "runs/r"
+    assert checkpoint_steps(run) == list(STEPS)
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
-from minigpt.cli.input import load_run
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -52,9 +51,10 @@ def attention(
     from minigpt.interpret.excerpt import validation_split
     from minigpt.interpret.extract import extract
     from minigpt.model.load import load_transformer
+    from minigpt.storage.checkpoint import load_checkpoint
 
     check_writable(npz, png, read=file, force=force)
-    loaded = load_run(run, checkpoint, [npz, png])
+    loaded = load_checkpoint(run, checkpoint)
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding)
     layers = _indices("--layer", layer, loaded.config.model.n_layer)
     heads = _indices("--head", head, loaded.config.model.n_head)

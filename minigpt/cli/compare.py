@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minigpt.cli.input import load_run
 from minigpt.cli.options import DeviceOption, ForceOption, JsonOption, checked_device, complete_run
 from minigpt.cli.output import check_writable, json_text, load_torch, table, write, write_bytes
 from minigpt.errors import escape
@@ -46,8 +45,9 @@ def compare(
     from minigpt.interpret.comparison import measure
     from minigpt.interpret.images import to_png
     from minigpt.model.device import choose_runtime
+    from minigpt.storage.checkpoint import load_checkpoint
 
-    loaded = {name: load_run(name, None, [png]) for name in runs}
+    loaded = {name: load_checkpoint(name) for name in runs}
     settings, measured = RuntimeConfig(device=checked_device(device), compile=False), []
     for name, checkpoint in tqdm(loaded.items(), unit="run", disable=None, leave=False):
         measured.append(measure(name, checkpoint, choose_runtime(settings, checkpoint.metadata.runtime)))

@@ -127,5 +127,6 @@ def check(
             if names:
                 print(f"{chapter:>2}  agrees: {', '.join(names)}")
     notice(*answer.notices)
+    notice(*[f"to train it again, rename it, then type: minigpt course run {number}"] * bool(answer.notices))
     if answer.problem:
         raise UserError(answer.problem)

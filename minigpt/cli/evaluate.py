@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minigpt.cli.input import load_other, run_dataset
+from minigpt.cli.input import run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -76,7 +76,7 @@ def evaluate(
     from minigpt.training.setup import trained_on_validation
 
     loaded = load_checkpoint(run, checkpoint)
-    others = [load_other(other) for other in with_ or ()]
+    others = [load_checkpoint(other) for other in with_ or ()]
     for other in others:
         if other.tokenizer.to_json() != loaded.tokenizer.to_json():
             raise UserError(f"{loaded.run_name} and {other.run_name} have different vocabularies: they have no average")

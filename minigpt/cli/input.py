@@ -1,14 +1,10 @@
 """Read what commands use: files, runs, and the text of a run."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minigpt.cli.output import refuse_trained_on
 from minigpt.errors import TextMismatchError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.dataset import TokenDataset
 
@@ -30,20 +26,3 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
     except TextMismatchError as error:
         error.checkpoint = checkpoint.path  # for the hint
         raise
-
-
-def load_run(run: "str | Path", which: str | None, outs: "Sequence[Path | None]") -> "Checkpoint":
-    """Load a checkpoint. Raise UserError if `outs`, the files that the command will write, include a text of its run.
-
-    A command with output files loads every checkpoint here, so that none is forgotten.
-    """
-    from minigpt.storage.checkpoint import load_checkpoint
-
-    loaded = load_checkpoint(run, which)
-    refuse_trained_on(loaded.config.data, *outs)
-    return loaded
-
-
-def load_other(run: "str | Path", outs: "Sequence[Path | None]" = ()) -> "Checkpoint":
-    """Load the best checkpoint of a run, as `load_run` does."""
-    return load_run(run, None, outs)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
-from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, load_torch, notice, waiting, write_bytes
 from minigpt.errors import UserError, escape
@@ -56,12 +55,13 @@ def inspect(
     """
     load_torch()
     from minigpt.interpret.excerpt import validation_split
+    from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.film import most_moments
     from minigpt.viewer.page import Start, build_page, check_size
 
     check_writable(out, read=file, force=force)
-    loaded = load_run(run, checkpoint, [out])
-    compared = [] if compare is None else [load_other(compare, [out])]
+    loaded = load_checkpoint(run, checkpoint)
+    compared = [] if compare is None else [load_checkpoint(compare)]
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
     limit = most_moments(loaded.weights, [model.weights for model in compared], exact)

@@ -7,17 +7,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minigpt.errors import UserError, escape, reason, sanitize_terminal
 from minigpt.files import publish
 from minigpt.training.signals import STDERR, word_wrapped
-
-if TYPE_CHECKING:
-    from minigpt.config.schema import DataConfig
 
 NUMBER = re.compile(r"[\d.,]*")
 
@@ -143,23 +140,6 @@ def _is_page(file: Path) -> bool:
 
     with open(file, "rb") as stream:
         return PAGE_MARK in stream.read(HEAD)
-
-
-def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
-    """Raise UserError if an output file is one of the run's training texts. Resuming needs them unchanged."""
-    existing = {os.path.realpath(out): out for out in outs if out is not None and out.is_file()}
-    if not existing:
-        return
-    from minigpt.text.sources import open_corpus
-
-    for source in (*data.source, *data.val_source):
-        if source == "-" or source.startswith(("builtin:", "download:")):
-            continue
-        texts: set[str] = set()
-        with suppress(UserError):  # a missing text cannot be overwritten
-            texts = {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
-        for file in texts & existing.keys():
-            raise _cannot_write(existing[file], "the run was trained on this text")
 
 
 def write(text: str, out: Path | None = None) -> None:

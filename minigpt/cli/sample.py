@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from minigpt.cli.input import load_run, read_text, run_dataset
+from minigpt.cli.input import read_text, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -94,10 +94,11 @@ def sample(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from minigpt.sampling.generate import generate
     from minigpt.sampling.load import load_engine
+    from minigpt.storage.checkpoint import load_checkpoint
 
     prompt = _read_prompt(prompt, prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
-    loaded = load_run(run, checkpoint, [out])
+    loaded = load_checkpoint(run, checkpoint)
     dataset = run_dataset(loaded) if copied else None  # before generating
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
     settings = _sample_settings(loaded.config.sample, length=length, temperature=temperature, seed=seed, **filters)

@@ -137,9 +137,7 @@ def _your_run(my: Any) -> Case:
         network = load_transformer(checkpoint)
         prompt = torch.from_numpy(tokenizer.encode(letters.PROMPT[: config.context]))[None]
     except UserError as error:
-        raise Skipped(
-            f"skipped {name}: {error}; to train it again, rename {name}, then: minigpt course run 9"
-        ) from None
+        raise Skipped(f"skipped {name}: {error}") from None
     gpt = my.GPT(tokenizer.vocab_size, config.context, config.n_layer, config.n_head, config.n_embd)
     return Case(f"the logits of {name}", lambda: load(gpt, network)(prompt), network(prompt))
 

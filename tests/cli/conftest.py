@@ -2,20 +2,20 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, VERSE, called
+from command_line import SMALL, VERSE
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(once: Callable[..., Path]) -> Path:
     """A folder with two texts and two runs: `verse-1` and the older `cjk` with byte tokens. Read only."""
-    folder = tmp_path_factory.mktemp("home")
-    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
-    (folder / "cjk.txt").write_text("春眠不覺曉處處聞啼鳥。\n" * 40, encoding="utf-8")
-    for arguments in (["verse.txt"], ["cjk.txt", "--name", "cjk", "-s", "data.tokenizer=byte"]):
-        called(folder, "train", *arguments, *SMALL)
+    texts = {"verse.txt": VERSE, "cjk.txt": "春眠不覺曉處處聞啼鳥。\n" * 40}
+    folder = once(
+        "home", texts, ["verse.txt", *SMALL], ["cjk.txt", "--name", "cjk", "-s", "data.tokenizer=byte", *SMALL]
+    )
     for path in (folder / "runs/cjk").rglob("*"):
         os.utime(path, (1, 1))
     return folder
@@ -37,13 +37,10 @@ def run(home: Path, empty_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def heads_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def heads_home(once: Callable[..., Path]) -> Path:
     """A folder with verse.txt and `verse`, a run of two layers of two heads. Read only."""
-    folder = tmp_path_factory.mktemp("heads")
-    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
-    shape = ("-s", "model.n_layer=2", "-s", "model.n_head=2", "-s", "model.context=32")
-    called(folder, "train", "verse.txt", "--name", "verse", *SMALL, *shape)
-    return folder
+    shape = ["-s", "model.n_layer=2", "-s", "model.n_head=2", "-s", "model.context=32"]
+    return once("heads", {"verse.txt": VERSE}, ["verse.txt", "--name", "verse", *SMALL, *shape])
 
 
 @pytest.fixture

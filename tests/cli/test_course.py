@@ -32,8 +32,9 @@ def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pyte
     problem = "chapter 2: mygpt.py has no may_see"
     answer = Answer(passed={1: ["a", "b"], 2: []}, problem=problem, notices=["skipped c"])
     monkeypatch.setattr("minigpt.course.check.check", lambda *_: answer)
+    again = "to train it again, rename it, then type: minigpt course run 2"
     shown = cli("course", "check", "2")
-    assert (shown.code, shown.out, shown.err) == (1, " 1  agrees: a, b\n", f"skipped c\nminigpt: {problem}\n")
+    assert (shown.code, shown.out, shown.err) == (1, " 1  agrees: a, b\n", f"skipped c\n{again}\nminigpt: {problem}\n")
     written = cli("course", "check", "2", "--json")
     assert (written.code, written.err) == (1, shown.err)
     passed = [{"chapter": 1, "agrees": ["a", "b"]}, {"chapter": 2, "agrees": []}]

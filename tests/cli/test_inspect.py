@@ -52,7 +52,9 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert len(data["text"]) <= 32
 
 
-def test_the_page_of_stories_opens_where_a_head_finds_the_name_that_a_pronoun_means(cli: Cli, tmp_path: Path) -> None:
+def test_the_page_of_stories_opens_where_a_head_finds_the_name_that_a_pronoun_means(
+    cli: Cli, tmp_path: Path, empty_folder: Path
+) -> None:
     cli("import", "stories")
     assert "film" not in cli("inspect", "stories-1", "-o", tmp_path / "page.html").err
     data = page_data(tmp_path / "page.html")

@@ -8,11 +8,9 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command_line import Cli, process
-from forgery import forge
 
 from minigpt.cli.output import check_writable, json_text, table, waiting, wrapped, write_bytes
 from minigpt.errors import UserError
@@ -141,15 +139,6 @@ def test_a_device_or_a_pipe_is_written_directly(cli: Cli, at_home: Path) -> None
     assert not (at_home / "-").exists()
 
 
-def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="Permission denied"):
-        check_writable(tmp_path / "page.html")
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
-    with pytest.raises(UserError, match="Read-only file system"):
-        check_writable(tmp_path / "page.html")
-
-
 def test_a_terminal_shows_what_a_command_waits_for_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_terminal, expected in ((True, "reading ...\r" + " " * 11 + "\r"), (False, "")):
         stream = io.StringIO()
@@ -169,34 +158,3 @@ def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Pat
         assert "it belongs to a checkpoint" in cli(*command, copy, "-o", copy / name).error
     assert (copy / name).read_bytes() == content
     check_writable(copy / "sample.txt", tmp_path / name)  # not refused
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "inspect one --compare two -o",
-        "sample two --length 3 -o",
-        "compare one two --png",
-        "inspect moved --checkpoint last -o",
-        "attention two --png",
-    ],
-)
-def test_no_output_replaces_a_text_of_any_run_that_a_command_reads(cli: Cli, two_runs: Path, command: str) -> None:
-    text = "first.txt" if "moved" in command else "second.txt"
-    before = Path(text).read_bytes()
-    done = cli(*command.split(), text, "--force")
-    assert done.error == f"cannot write {text}: the run was trained on this text"
-    assert Path(text).read_bytes() == before
-
-
-@pytest.fixture
-def two_runs(at_home: Path, empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`one`, a run on verse.txt; `two`, on the same text in second.txt; `moved`, once on first.txt and then not."""
-    for name, text in (("one", "verse.txt"), ("two", "second.txt"), ("moved", "first.txt")):
-        shutil.copy(at_home / "verse.txt", text)
-        shutil.copytree(at_home / "runs/verse-1", f"runs/{name}")
-        for checkpoint in Path(f"runs/{name}/checkpoints").iterdir():
-            source = "verse.txt" if (name, checkpoint.name) == ("moved", "step-00000004") else text
-            config = (checkpoint / "config.yaml").read_text(encoding="utf-8")
-            forge(checkpoint, {"config.yaml": re.sub("verse.txt", source, config).encode()})
-    return empty_folder

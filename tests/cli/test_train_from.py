@@ -3,13 +3,13 @@
 import re
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import SMALL, VERSE, Cli, called
+from command_line import SMALL, VERSE, Cli
 from safetensors.numpy import load_file
 from small_runs import ending
 
@@ -35,14 +35,10 @@ NEW = [*SMALL[8:], "-s", "train.save_every=1", "-s", "train.keep_last=9", "-s", 
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two texts, and a run of each family."""
-    folder = tmp_path_factory.mktemp("from")
-    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
-    (folder / "other.txt").write_text(OTHER, encoding="utf-8")
-    for name, settings in FAMILIES.items():
-        called(folder, "train", "verse.txt", "--name", name, *SMALL, *settings)
-    return folder
+def trained(once: Callable[..., Path]) -> Path:
+    """A folder with two texts, and a run of each family. Read only."""
+    commands = [["verse.txt", "--name", name, *SMALL, *settings] for name, settings in FAMILIES.items()]
+    return once("from", {"verse.txt": VERSE, "other.txt": OTHER}, *commands)
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,6 @@ import pytest
 from checks import find_damage
 from powerloss import Cut, Disk, RandomCut, Record
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = "kills=2 early=1 pairs=2 blocked=1 ranks=3 hosts=0 faults=3 images=3 settings=1 seed=1"
 SHORT = [word for option in COUNTS.split() for word in f"--{option}".split("=")]
@@ -31,6 +29,7 @@ def tortured(tmp_path_factory: pytest.TempPathFactory) -> Tortured:
     return folder, done
 
 
+@pytest.mark.nightly
 def test_training_survives_every_fault(tortured: Tortured) -> None:
     """No checkpoint is lost or visible in part, and resumed runs end in the same state, bit for bit."""
     folder, done = tortured
@@ -56,6 +55,7 @@ SYNCED: dict[str, Callable[[str], bool]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", SYNCED)
 def test_a_missing_sync_is_found(tortured: Tortured, tmp_path: Path, what: str) -> None:
     """Without the syncs of one kind in the log of a real run, some power loss must damage a save."""

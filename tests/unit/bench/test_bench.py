@@ -19,6 +19,8 @@ from minigpt.config.schema import SampleConfig
 from minigpt.errors import UserError
 from minigpt.storage.checkpoint import Checkpoint
 
+pytestmark = pytest.mark.nightly
+
 SHAPE = ["-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"]
 RUN = script("run", LAB.parent / "bench")
 MIXED = "Grüße, 世界 🎉\r\nthe quick brown fox\n" * 200
@@ -51,7 +53,6 @@ def check(document: Any, rate: str, rounds: int) -> None:
             assert ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
-@pytest.mark.slow
 def test_training_computes_the_same_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(MIXED, encoding="utf-8")
@@ -148,7 +149,6 @@ def test_llama_cpp_has_no_row_for_several_samples() -> None:
         sample.build_llama(untrained(), 16, 2, print)
 
 
-@pytest.mark.slow
 def test_encoding_gives_the_same_tokens_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\ufeff" + MIXED, encoding="utf-8", newline="")
@@ -161,7 +161,6 @@ def test_encoding_gives_the_same_tokens_on_both_sides(tmp_path: Path) -> None:
     assert document["comparisons"][0]["bytes"] == len(lines.encode())
 
 
-@pytest.mark.slow
 def test_each_generated_text_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "GENERATED", [(name, 1, letters) for name, _, letters in data.GENERATED])
     done = bench("data", "--rounds", 1)

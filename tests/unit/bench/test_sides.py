@@ -14,6 +14,8 @@ from command_line import HANG
 
 from minigpt.errors import InsufficientMemoryError, UserError
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -41,8 +43,8 @@ def test_sides_have_processes_of_their_own_and_work_one_at_a_time() -> None:
     [
         ("user", UserError, "^no such text$"),
         ("disk", OSError, "full"),
-        pytest.param("memory", InsufficientMemoryError, "out of memory in a", marks=pytest.mark.slow),
-        pytest.param("bug", RuntimeError, "Traceback(.|\n)*KeyError", marks=pytest.mark.slow),
+        pytest.param("memory", InsufficientMemoryError, "out of memory in a"),
+        pytest.param("bug", RuntimeError, "Traceback(.|\n)*KeyError"),
         pytest.param(
             *("killed", UserError, r"the process of a exited \(SIGKILL\)"),
             marks=pytest.mark.skipif(os.name == "nt", reason="needs POSIX"),

@@ -9,6 +9,8 @@ from lab_scripts import LAB, script
 from minigpt.config.presets import read_preset
 from minigpt.config.resolve import parse_overrides, resolve
 
+pytestmark = pytest.mark.nightly
+
 expected = script("expected")
 MEASURED = yaml.safe_load((LAB / "expected.yaml").read_text(encoding="utf-8"))
 

@@ -18,6 +18,8 @@ from minigpt.config.schema import OptimConfig, RunConfig, TrainConfig
 from minigpt.model.gpt import GPT
 from minigpt.training.optim import Muon
 
+pytestmark = pytest.mark.nightly
+
 ARGUMENTS: dict[str, Any] = {
     "concatenated_positions": 4,
     "lstm_first": True,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from lab_scripts import script
 
+pytestmark = pytest.mark.nightly
+
 records = script("records.py")
 
 

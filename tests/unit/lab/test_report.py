@@ -12,6 +12,8 @@ from lab_scripts import LAB, script
 
 from minigpt.course.claims.run import CLAIMS
 
+pytestmark = pytest.mark.nightly
+
 report = script("report")
 records = report.records
 PAGES = sorted(records.LAB.glob("*.md"))
@@ -94,7 +96,6 @@ def test_the_page_of_each_claim_has_its_question() -> None:
         assert experiment.question in {*questions, *questions_of(SECTIONS[experiment.page])}
 
 
-@pytest.mark.slow
 def test_the_figures_of_the_notebook_are_drawn_and_shown(tmp_path: Path) -> None:
     report.draw(records.read(), tmp_path)
     figures = {path.name for path in tmp_path.iterdir()} | {"growth.png", "lengths.png"}

@@ -17,6 +17,8 @@ from lab_scripts import LAB, script
 from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 
+pytestmark = pytest.mark.nightly
+
 harness = script("run")
 BASE = {
     "settings": {
@@ -62,7 +64,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lines]:
     return folder, read_lines(folder / "out/runs.jsonl")
 
 
-@pytest.mark.slow
 def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lines]) -> None:
     folder, lines = results
     found = sorted((line["variant"], line["seed"]) for line in lines)
@@ -128,7 +129,6 @@ def test_earlier_timings_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timed_names == [["baseline", "new"]]
 
 
-@pytest.mark.slow
 def test_a_failed_run_does_not_affect_the_others(results: tuple[Path, Lines]) -> None:
     """Two questions share a file of results. Variant "large" of one does not count for the other."""
     folder, lines = results
@@ -180,7 +180,6 @@ def test_results_of_other_code_are_reported(results: tuple[Path, Lines], capsys:
     ]
 
 
-@pytest.mark.slow
 def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
     endless = {"question": "When does it end?", "base": "base.yaml", "settings": {"train": {"steps": 10**9}}}
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))

@@ -206,7 +206,7 @@ def test_training_sees_no_later_token(family: str, chosen: Kernels, dtype: torch
     assert_causal(model, 2 * BLOCK + 7, dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by the compiler
 @pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 def test_a_compiled_model_sees_no_later_token() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,13 +22,10 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs. Do not change them."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
-    for name in ("a", "b"):
-        called(folder, "train", "verse.txt", "--name", name, *SMALL, "-s", "train.keep_last=2")
-    return folder
+def trained(once: Callable[..., Path]) -> Path:
+    """Two finished runs. Read only."""
+    common = ["verse.txt", *SMALL, "-s", "train.keep_last=2", "--name"]
+    return once("verified", {"verse.txt": VERSE}, [*common, "a"], [*common, "b"])
 
 
 @pytest.fixture

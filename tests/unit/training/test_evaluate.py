@@ -46,7 +46,7 @@ def naive(model: GPT, ids: np.ndarray, stride: int) -> list[float]:
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [2, 5, CONTEXT, CONTEXT + 1, CONTEXT + 2, 3 * CONTEXT + 1, 61])
 @pytest.mark.parametrize("stride", [None, 1, 3, CONTEXT])
 @pytest.mark.parametrize("family", FAMILIES)

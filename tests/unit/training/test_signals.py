@@ -89,6 +89,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int
             with pytest.raises(SystemExit) as end:
                 main()
         text = shown.result().decode("utf-8").replace("\r\n", "\n")
+        text = re.sub(r"[\w ]+ \.\.\.\r +\r", "", text)  # what the command waited for
     return int(end.value.code or 0), re.sub(r"\x1b\[[01]m", "", text)  # the head of a table is bold
 
 
