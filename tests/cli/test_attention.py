@@ -65,6 +65,7 @@ def test_a_text_too_short_for_a_pattern(cli: Cli, text: str) -> None:
         assert {tuple(row[-4:]) for row in rows} == {("-", "-", "-", "-")}
 
 
+@pytest.mark.slow
 def test_heads_have_the_names_of_the_page(cli: Cli, empty_folder: Path) -> None:
     cli("import", "stories")
     text = ("--text", 'Jakob has a new boat. She says: "I am ')
@@ -99,6 +100,7 @@ def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Pat
     assert head["scores"]["previous"]["value"] == previous.values[1, 0].item()
 
 
+@pytest.mark.slow
 def test_png_shows_all_heads_or_one(cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, drawn = tmp_path / "heads.png", list[Any]()
     draw = images.draw

@@ -65,6 +65,7 @@ def test_the_table_has_a_row_per_setting_and_the_best_first(cli: Cli) -> None:
     assert shown == [losses["half"] < mean, losses["half"] >= mean]
 
 
+@pytest.mark.slow
 def test_the_table_has_the_mean_of_the_steps_of_all_seeds() -> None:
     (row,) = _rows(comparison.compare([measured("a-1", seed=1), measured("a-2", seed=2, step=20)]))
     assert row[HEAD.index("steps")] == "14"

@@ -52,6 +52,7 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert len(data["text"]) <= 32
 
 
+@pytest.mark.slow
 def test_the_page_of_stories_opens_where_a_head_finds_the_name_that_a_pronoun_means(
     cli: Cli, tmp_path: Path, empty_folder: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_the_page_of_stories_opens_where_a_head_finds_the_name_that_a_pronoun_me
     assert minigpt.load("stories-1").inspect(text).html == (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_opens_at_a_head_and_at_the_end_of_a_text(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 
@@ -93,6 +95,7 @@ def test_open_shows_the_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert opened == [page.as_uri()] * 2
 
 
+@pytest.mark.slow
 def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 

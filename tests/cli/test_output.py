@@ -127,6 +127,7 @@ def test_the_target_of_a_link_is_replaced_and_keeps_its_permissions(tmp_path: Pa
     assert target.stat().st_ino != before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="needs POSIX")
 def test_a_device_or_a_pipe_is_written_directly(cli: Cli, at_home: Path) -> None:
     write_bytes(b"x", Path(os.devnull))

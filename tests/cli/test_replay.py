@@ -20,7 +20,7 @@ from minigpt.training import preparation
 from minigpt.training.replay import replay
 
 SAME = "run {}: training again gives the same weights at step 4, bit for bit\n"
-pytestmark = pytest.mark.usefixtures("empty_folder")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("empty_folder")]
 
 
 def train(cli: Cli, name: str, *arguments: str) -> None:

@@ -15,6 +15,7 @@ from minigpt.config.resolve import fields
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_generated_pages_are_current() -> None:
     command = [sys.executable, str(ROOT / "scripts/make_docs"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)

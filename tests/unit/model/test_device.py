@@ -239,6 +239,7 @@ print(resident() / full)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_freed_memory_stays_with_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", RESIDENT_SHARE], capture_output=True, text=True, check=True)

@@ -83,6 +83,7 @@ def test_processes_of_a_machine_share_its_memory(
     assert free_memory_bytes("cpu") == 8_000 // share
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_peak_memory_includes_what_was_freed() -> None:
     """In a process of its own, because this one may have used more before."""

@@ -278,17 +278,20 @@ def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.
     assert read_all(ours).decode() == line
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves(tmp_path: Path) -> None:
     assert train_at_a_terminal_that_closes(tmp_path, "", 1_000_000) == 128 + signal.SIGHUP
     assert checkpoint_steps(tmp_path / "runs/r")[-1] < 1_000_000
 
 
+@pytest.mark.slow
 def test_a_run_that_ignores_sighup_trains_to_its_end(tmp_path: Path) -> None:
     """With nohup or disown, the run continues, and every write to the terminal fails."""
     assert train_at_a_terminal_that_closes(tmp_path, "trap '' HUP;", 30) == 0
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 30
 
 
+@pytest.mark.slow
 def test_the_reader_of_the_output_may_exit(tmp_path: Path) -> None:
     """An example is `minigpt train 2>&1 | head -1`."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
