@@ -143,8 +143,11 @@ def _call(*command: "str | Path") -> int:
 
 
 def _env() -> "dict[str, str]":
-    """Return the environment variables without those that point Python or pip away from `.venv`."""
-    ignored = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
+    """Return the environment variables without those that point Python or pip away from `.venv`.
+
+    The tests start many processes, and each would compile all files again if Python may not write the results.
+    """
+    ignored = ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
     env = {name: value for name, value in os.environ.items() if name not in ignored}
     env["VIRTUAL_ENV"] = str(VENV)
     env["PATH"] = str(program("python").parent) + os.pathsep + env.get("PATH", os.defpath)
