@@ -263,9 +263,10 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
     ],
 )
 def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
+    """A short command may print its result before the signal that waits for the end of the import."""
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     done = interrupted_at(module, arguments, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", STOPPED)
+    assert (done.returncode, done.stderr) == (130, STOPPED)
 
 
 # ---- streams ----
