@@ -168,6 +168,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, keep_last: int, kept: 
     assert best_step(tmp_path) == 2
 
 
+def test_a_checkpoint_with_a_file_of_somebody_is_kept(tmp_path: Path) -> None:
+    for step in range(1, 4):
+        save(tmp_path, step, best=step, keep_last=1)
+        (step_folder(tmp_path, 1) / "notes.txt").touch()
+    assert checkpoint_steps(tmp_path) == [1, 3]
+
+
 def test_a_model_without_a_validation_loss_is_not_the_best(tmp_path: Path) -> None:
     save(tmp_path, 0, best_loss=None, keep_last=2)
     save(tmp_path, 4, best=0, best_loss=None, keep_last=2)
