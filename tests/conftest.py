@@ -32,8 +32,8 @@ SKIPS = (
 )
 """How the reasons start for which CI may skip a test. Other skips fail there."""
 
-# In CI Hypothesis tries the same examples each time, so that only a change can make them fail.
-hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))
+# Hypothesis tries the same examples each time, so that only a change can make them fail.
+hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("minigpt")
 
 # A shell lets background processes ignore Ctrl-C, and nohup lets them ignore SIGHUP. The processes that tests start
