@@ -100,10 +100,6 @@ class RunLockedError(UserError):
     """Another process is training this run."""
 
 
-class RunMovedError(UserError):
-    """The folder of a run was moved, removed or replaced during training."""
-
-
 @dataclass(eq=False)
 class RunFinishedError(UserError):
     """The run has reached its full length or stopped early."""

@@ -10,8 +10,9 @@ import typer
 from typer.cli import get_docs_for_click
 
 from minigpt.cli.app import app
+from minigpt.cli.config import type_name
 from minigpt.config.presets import presets
-from minigpt.config.resolve import show, type_name
+from minigpt.config.resolve import show
 from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
 
 

@@ -19,7 +19,6 @@ from command_line import SMALL, Cli, Done, called
 from filelock import FileLock
 from forgery import STEPS, TEXT
 
-import minigpt.training.loop as loop
 from minigpt.cli.main import main
 from minigpt.storage.runs import checkpoint_steps
 
@@ -154,9 +153,8 @@ def finished_run(once: Once) -> Path:
 
 
 @pytest.fixture
-def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Skip the measurement of the machine's speed, and restore torch's global settings."""
-    monkeypatch.setattr(loop, "measure_matmul", lambda runtime: 1e9)
+def torch_settings() -> Iterator[None]:
+    """Restore torch's global settings."""
     threads, determinism = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     yield
     torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
 """`minigpt config`."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer import Option
@@ -37,7 +37,7 @@ def config_show(
       minigpt config show -c tiny --set train.steps=500 --yaml > mine.yaml
     """
     from minigpt.config.presets import read_preset
-    from minigpt.config.resolve import explain, parse_overrides, resolve, to_yaml
+    from minigpt.config.resolve import flatten, parse_overrides, resolve, show, to_yaml
 
     sources = read_preset(config) if config is not None else ()
     resolved = resolve(*sources, parse_overrides(set_ or []))
@@ -45,13 +45,14 @@ def config_show(
     if as_yaml:
         write(to_yaml(resolved.config))
     else:
-        table(("setting", "value", "from"), explain(resolved))
+        values = flatten(resolved.config).items()
+        table(("setting", "value", "from"), [(key, show(value), resolved.sources[key]) for key, value in values])
 
 
 @config_app.command("settings")
 def config_settings(as_json: JsonOption = False) -> None:
     """Describe every setting, with its type and default."""
-    from minigpt.config.resolve import describe_settings, fields, type_name
+    from minigpt.config.resolve import fields, show
 
     if as_json:
         settings = {
@@ -61,7 +62,23 @@ def config_settings(as_json: JsonOption = False) -> None:
         write(json_text(settings))
         return
 
-    table(("setting", "description [type; default]"), describe_settings())
+    rows = [
+        (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
+        for key, field in fields().items()
+    ]
+    table(("setting", "description [type; default]"), rows)
+
+
+def type_name(annotation: Any) -> str:
+    """Describe the type of a setting in words."""
+    if annotation == tuple[str, ...]:
+        return "text, or a list of texts"
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is Annotated:
+        return type_name(get_args(annotation)[0])
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
+    return names.get(annotation) or " or ".join(map(type_name, get_args(annotation)))
 
 
 @config_app.command("schema")

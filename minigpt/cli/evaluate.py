@@ -1,8 +1,10 @@
 """`minigpt eval`."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -19,7 +21,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, load_torch, notice, table, write
-from minigpt.errors import CheckpointError, TextError, UserError, count, escape
+from minigpt.errors import CheckpointError, TextError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -30,10 +32,6 @@ MOST = 0.9
 """The share of the gain from the context that the summary of --by-position locates."""
 TextsArgument = Annotated[
     list[str] | None, Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT")
-]
-WithOption = Annotated[
-    list[str] | None,
-    Option("--with", help="Average the predictions with those of this run; repeatable.", metavar="RUN"),
 ]
 StrideOption = Annotated[
     int | None,
@@ -52,7 +50,6 @@ def evaluate(
     run: RunArgument = "last",
     text: TextsArgument = None,
     checkpoint: CheckpointOption = None,
-    with_: WithOption = None,
     stride: StrideOption = None,
     by_position: ByPositionOption = False,
     unknown: UnknownOption = "error",
@@ -68,29 +65,18 @@ def evaluate(
       minigpt eval
       minigpt eval my-1 other.txt --unknown skip
       minigpt eval my-1 --by-position   how much of its past the model uses
-      minigpt eval my-1 --with my-2     the average of two models
     """
     load_torch()
+    from minigpt.interpret.simple import simple_losses
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.text.simple import simple_losses
-    from minigpt.training.setup import trained_on_validation
 
     loaded = load_checkpoint(run, checkpoint)
-    others = [load_checkpoint(other) for other in with_ or ()]
-    for other in others:
-        if other.tokenizer.to_json() != loaded.tokenizer.to_json():
-            raise UserError(f"{loaded.run_name} and {other.run_name} have different vocabularies: they have no average")
-    tokens, name, training = _choose_tokens([loaded, *others], text or [], unknown, encoding)
-    trained_on = loaded.metadata.fingerprint
-    for other in others if training is not None else ():
-        if other.metadata.fingerprint != trained_on or trained_on_validation(other, loaded.config.data, trained_on):
-            notice(f"{other.run_name} may have been trained on this text: the loss may be too low")
-    result, windows, dtype = _measure([loaded, *others], tokens, stride, by_position, device)
+    tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
+    result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)
     simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
         about = {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": dtype}
-        averaged = {"with": [escape(other.path) for other in others]}
-        write(json_text(_finite(result, by_position) | {"simple": simple} | about | averaged))
+        write(json_text(_finite(result, by_position) | {"simple": simple} | about))
         return
     print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
     print(f"bits per character  {result.bits_per_character:.4f}")
@@ -98,8 +84,6 @@ def evaluate(
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {dtype}")
     print(f"checkpoint          {escape(loaded.path)}")
-    for other in others:
-        print(f"averaged with       {escape(other.path)}")
     if simple:
         print()
         rows = sorted({**simple, "this model": result.loss}.items(), key=lambda row: -row[1])
@@ -109,21 +93,21 @@ def evaluate(
 
 
 def _measure(
-    checkpoints: "Sequence[Checkpoint]", tokens: "Ids", stride: int | None, by_position: bool, device: str
+    checkpoint: "Checkpoint", tokens: "Ids", stride: int | None, by_position: bool, device: str
 ) -> tuple["EvalResult", str, str]:
     """Return the result for the tokens (N,), the windows in words, and the precision."""
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.model.average import load_average
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.gpt import use_kernels
-    from minigpt.training.evaluate import evaluate, protocol
+    from minigpt.model.load import load_model
+    from minigpt.training.evaluate import evaluate
 
-    saved, tokenizer = checkpoints[0].metadata.runtime, checkpoints[0].tokenizer
+    saved, tokenizer = checkpoint.metadata.runtime, checkpoint.tokenizer
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), saved)
     configure_torch(runtime)
-    model = load_average(checkpoints).to(runtime.device)
+    model = load_model(checkpoint).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
@@ -144,14 +128,13 @@ def _finite(result: "EvalResult", by_position: bool) -> dict[str, Any]:
 
 
 def _choose_tokens(
-    checkpoints: "Sequence[Checkpoint]", text: list[str], unknown: OnUnknown, encoding: str
+    loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str
 ) -> tuple["Ids", str, "Ids | None"]:
     """Return the tokens (N,) of the text, its name, and the training split. Another text has no training split."""
     from minigpt.text.corpus import scan
     from minigpt.text.dataset import encode, from_scans
     from minigpt.text.sources import open_corpus
 
-    loaded = checkpoints[0]
     if not text:
         data = run_dataset(loaded)
         return data.validation, "validation split", data.train
@@ -162,17 +145,14 @@ def _choose_tokens(
         data = from_scans(loaded.config.data, [scanned], loaded.tokenizer)
         return data.validation, "validation split", data.train
     notice(*corpus.notices)
-    for checkpoint in checkpoints:
-        if scanned.fingerprint == checkpoint.metadata.fingerprint.split("+")[0]:
-            notice(f"{escape(checkpoint.run_name)} was trained on this text: the loss is too low")
+    if scanned.fingerprint == trained_on.split("+")[0]:
+        notice(f"{escape(loaded.run_name)} was trained on this text: the loss is too low")
     changes = {"error": "", "skip": ", unknown characters skipped", "replace": ", unknown characters replaced"}
     return encode(corpus, loaded.tokenizer, unknown), corpus.name + changes[unknown], None
 
 
 def _print_by_position(by_position: Sequence[float]) -> None:
     """Print the loss at positions 1, 2, 3 to 4 and so on, and how much of the context lowers it."""
-    from minigpt.training.evaluate import octaves
-
     bins = octaves(by_position)
     names = [str(first) if first == last else f"{first}-{last}" for first, last, _ in bins]
     print()
@@ -183,3 +163,16 @@ def _print_by_position(by_position: Sequence[float]) -> None:
         return
     most = next(last for _, last, loss in bins if bins[0][2] - loss >= MOST * gain)
     print(f"the loss falls by {gain:.4f} from position 1 to {names[-1]}, {MOST:.0%} of that within {most} tokens")
+
+
+def octaves(by_position: Sequence[float]) -> list[tuple[int, int, float]]:
+    """Return the mean over positions 1, 2, 3 to 4, 5 to 8 and so on, as (first, last, mean). Positions start at 1."""
+    ends = [min(1 << n, len(by_position)) for n in range((len(by_position) - 1).bit_length() + 1)]
+    return [(start + 1, end, statistics.fmean(by_position[start:end])) for start, end in pairwise([0, *ends])]
+
+
+def protocol(context: int, stride: int | None) -> str:
+    """Return a description of the windows of an evaluation, to show beside its results."""
+    if stride is None or stride == context:
+        return f"non-overlapping windows of {context}"
+    return f"sliding windows of {context}, stride {stride} (not comparable with non-overlapping windows, mostly lower)"

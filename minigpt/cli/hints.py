@@ -186,8 +186,6 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"rename {shell_quote(run)}, then try again"
         case errors.RunExistsError():
             return "choose a different --name"
-        case errors.RunMovedError():
-            return "to resume from its last checkpoint, pass its new folder to minigpt train --resume"
         case errors.RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
         case errors.CheckpointError(run=Path() as run) if command != "runs":
@@ -201,7 +199,7 @@ def _run_hint(error: UserError, command: str) -> str:
         case errors.TrainingError():
             return _retry(error)
         case errors.JoinError():
-            return "start them with torchrun or minigpt train --processes N; to train in one process, unset WORLD_SIZE"
+            return "start them with torchrun; to train in one process, unset WORLD_SIZE"
     return ""
 
 
@@ -227,6 +225,8 @@ def _retry(error: errors.TrainingError) -> str:
     """Return a hint to resume the run, or to start it again, with settings that may help."""
     if error.saved_step is not None:
         return f"to resume from step {error.saved_step}: {resume_command(error.run, error.settings)}"
+    if not error.run.is_dir():
+        return "if its folder was moved, pass the new folder to minigpt train --resume"
     return f"try {set_options(error.settings)}" if error.settings else ""
 
 
@@ -238,8 +238,9 @@ def set_options(settings: Iterable[str]) -> str:
 def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
     """Return the command that resumes `run` with changed `settings`, each KEY=VALUE."""
     size = os.environ.get("LOCAL_WORLD_SIZE")  # of this machine
-    several = f"--processes {size}" if is_one_of_several() and size == os.environ["WORLD_SIZE"] else ""
-    return " ".join(filter(None, (f"minigpt train --resume {as_argument(run)}", several, set_options(settings))))
+    is_alone = not (is_one_of_several() and size == os.environ["WORLD_SIZE"])
+    program = "minigpt" if is_alone else f"torchrun --nproc-per-node {size} -m minigpt"
+    return " ".join(filter(None, (f"{program} train --resume {as_argument(run)}", set_options(settings))))
 
 
 def run_named(name: str) -> Path | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig
     from minigpt.training.plan import Plan, StepTime
 
-PARTS = ("program", "weights", "gradients", "optimizer", "average", "exchange", "activations", "peak")
+PARTS = ("program", "weights", "gradients", "optimizer", "exchange", "activations", "peak")
 
 
 def plan(
@@ -40,7 +40,6 @@ def plan(
 
     Examples:
       minigpt plan my.txt --minutes 10
-      minigpt plan -c shakespeare --set runtime.activation_checkpointing=true
       minigpt plan -c shakespeare --processes 2
     """
     from minigpt.training.plan import make_plan
@@ -56,13 +55,11 @@ def plan(
         return
     assumed = "" if known_size else " (assumed: no text was read; add a TEXT)"
     notice(f"{planned.parameters:,} parameters with a vocabulary of {size}{assumed}, on {planned.runtime.describe()}")
-    memories = planned.parallel.values()
-    used = [part for part in PARTS if any(vars(memory)[part] for memory in memories)]
-    rows = [(part, *(_size(vars(memory)[part]) for memory in memories)) for part in used]
+    rows = [(part, _size(size)) for part in PARTS if (size := vars(planned.memory)[part])]
     if planned.free_bytes is not None:
-        rows.append(("free", *[_size(planned.free_bytes)] * len(memories)))
-        rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
-    table(("memory of a process", *(planned.parallel if processes > 1 else ["size"])), rows)
+        rows.append(("free", _size(planned.free_bytes)))
+        rows.append(("largest micro-batch", str(planned.memory.largest_micro_batch or "none")))
+    table(("memory of a process", "size"), rows)
     print()
     for line in _lines(planned, processes, steps, total):
         wrapped(line, indent=0)
@@ -117,11 +114,9 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile
     if step and excluded:
         yield f"not measured: {', '.join(excluded)}"
-    for kind, memory in plan.parallel.items():
-        if memory.fits is False:
-            fsdp = ("runtime.parallel=fsdp",) if plan.parallel.get("fsdp", memory).fits else ()
-            advice = set_options(memory.settings or fsdp) or "a smaller train.batch_size, model.context or model.n_embd"
-            yield f"{kind} does not fit; try {advice}"
+    if plan.memory.fits is False:
+        advice = set_options(plan.memory.settings) or "a smaller train.batch_size, model.context or model.n_embd"
+        yield f"it does not fit; try {advice}"
 
 
 def _size(count: int) -> str:

@@ -167,7 +167,7 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
     """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
-    from minigpt.sampling.copied import copied_shares, excerpts, match_lengths
+    from minigpt.interpret.copied import copied_shares, excerpts, match_lengths
 
     training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
     texts = [sample["text"] for sample in samples]

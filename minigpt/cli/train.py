@@ -56,9 +56,6 @@ UnknownOption = Annotated[
     Literal["error", "skip"] | None,
     Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
 ]
-ProcessesOption = Annotated[
-    int | None, Option(min=1, help="Train in this many processes on this machine, as torchrun does.", metavar="N")
-]
 ResumeOption = Annotated[
     str | None,
     Option(
@@ -95,7 +92,6 @@ def train(
     name: NameOption = None,
     from_: FromOption = None,
     unknown: UnknownOption = None,
-    processes: ProcessesOption = None,
     resume: ResumeOption = None,
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
@@ -109,7 +105,6 @@ def train(
       minigpt train --config shakespeare-cpu --set train.steps=500
       minigpt train other.txt --from mine
       minigpt train --resume mine
-      minigpt train my.txt --processes 4
 
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
@@ -119,10 +114,6 @@ def train(
     check = partial(_check, new, resume, unknown)
     if not is_one_of_several():
         check()  # before PyTorch is imported
-    if processes and processes > 1 and not is_one_of_several():
-        from minigpt.cli.launch import launch
-
-        sys.exit(launch(processes))
     handle(signal.SIGINT, by=stop)  # there is nothing to undo yet
     with waiting("loading PyTorch"):
         import minigpt.training.loop
@@ -133,8 +124,6 @@ def train(
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
         joined.together(check)
-        if processes not in (None, joined.size) and joined.is_main:
-            notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
         if resume == "auto":
             resume = joined.share(name if is_run(RUNS / str(name)) else None)
         code = _start(joined, new) if resume is None else _resume(joined, resume, new)
@@ -285,8 +274,8 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     """Print how the run ended and what to type next. Return the exit code."""
+    from minigpt.interpret.simple import compare_loss, explain_loss
     from minigpt.training.fit import LONGER, forecast
-    from minigpt.training.outcome import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
     if outcome.signal:

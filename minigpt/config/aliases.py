@@ -19,7 +19,6 @@ ALIASES = {
     "warmup_iters": "optim.warmup (a fraction of the run)",
     # Hugging Face
     "eval_steps": "train.eval_every",
-    "gradient_checkpointing": "runtime.activation_checkpointing",
     "hidden_size": "model.n_embd",
     "lr_scheduler_type": "optim.schedule",
     "max_grad_norm": "optim.grad_clip",

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -222,15 +222,11 @@ def _unknown_key(key: str) -> str:
 
 def contradictions(config: RunConfig) -> list[tuple[set[str], str]]:
     """Return the keys of each group of settings that contradict each other, and the problem."""
-    model, train, optim, runtime = config.model, config.train, config.optim, config.runtime
+    model, train, optim = config.model, config.train, config.optim
     problems = list[tuple[set[str], str]]()
     if model.is_recurrent:
-        unusable = [f"model.{key}" for key, value in NO_ATTENTION.items() if getattr(model, key) != value]
-        unusable += ["runtime.activation_checkpointing"] * runtime.activation_checkpointing
-        unusable += ["runtime.parallel fsdp"] * (runtime.parallel == "fsdp")
-        for setting in unusable:
-            problem = f"{setting} does not apply to model.family {model.family}; remove it"
-            problems.append(({setting.partition(" ")[0]}, problem))
+        for setting in (f"model.{key}" for key, value in NO_ATTENTION.items() if getattr(model, key) != value):
+            problems.append(({setting}, f"{setting} does not apply to model.family {model.family}; remove it"))
     elif model.n_embd % (unit := width_unit(model.n_head, model.position)):
         if model.n_embd % model.n_head:
             problem = f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})"
@@ -280,11 +276,6 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
-def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
-    return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
-
-
 # --- writing -------------------------------------------------------------------------------------------
 
 
@@ -309,33 +300,8 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
 
 
-def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """Return the key, value and source of every setting."""
-    return [(key, show(value), resolved.sources[key]) for key, value in flatten(resolved.config).items()]
-
-
-def describe_settings() -> list[tuple[str, str]]:
-    """Return the key of every setting with its description, type and default."""
-    return [
-        (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
-        for key, field in fields().items()
-    ]
-
-
 def show(value: Any) -> str:
     """Format `value` on one line, as JSON but without quotes around strings."""
     if isinstance(value, tuple):
         return ", ".join(map(show, value)) or "[]"
     return value if isinstance(value, str) and value.isprintable() and value else json.dumps(value)
-
-
-def type_name(annotation: Any) -> str:
-    """Describe the type of a setting in words."""
-    if annotation == tuple[str, ...]:
-        return "text, or a list of texts"
-    if get_origin(annotation) is Literal:
-        return " or ".join(map(str, get_args(annotation)))
-    if get_origin(annotation) is Annotated:
-        return type_name(get_args(annotation)[0])
-    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
-    return names.get(annotation) or " or ".join(map(type_name, get_args(annotation)))

@@ -165,8 +165,6 @@ class TrainConfig(Section):
     """Moments at which to keep the weights for `minigpt inspect`; fewer for large models and short runs. 0: none."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
-    ema: float = Field(0.0, ge=0, lt=1)
-    """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
     attention: bool = True
     """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
 
@@ -220,10 +218,6 @@ class RuntimeConfig(Section):
     """`torch`: PyTorch operations. `cpu`: faster CPU kernels that round dropout probabilities to multiples of 1/256."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads of each process."""
-    activation_checkpointing: bool = False
-    """Recompute the activations of each block in the backward pass: less memory, more time, the same bits."""
-    parallel: Literal["auto", "data", "fsdp"] = "auto"
-    """`data`: each process has a copy of the model. `fsdp`: each has a part. `auto`: `fsdp` if a copy does not fit."""
     exact: bool = True
     """Let several processes give the bits of one process. `false`: one all-reduce, faster with many processes."""
     timeout: float = Field(600.0, gt=0, le=1_000_000)

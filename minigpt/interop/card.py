@@ -30,9 +30,15 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
         "fingerprint": checkpoint.metadata.fingerprint,
         "origin": checkpoint.metadata.imported,
         "step": checkpoint.metadata.step,
-        "validation_loss": checkpoint.metadata.state.own_loss,
+        "validation_loss": own_loss(checkpoint),
         "settings": settings,
     }
+
+
+def own_loss(checkpoint: Checkpoint) -> float | None:
+    """Return the validation loss of these weights. None if an earlier step had a lower loss, or nobody measured it."""
+    state = checkpoint.metadata.state
+    return state.best_loss if state.best_step == state.step else None
 
 
 def public_name(checkpoint: Checkpoint) -> str:
@@ -42,7 +48,7 @@ def public_name(checkpoint: Checkpoint) -> str:
 
 def facts(checkpoint: Checkpoint) -> str:
     """Return a Markdown table of the model's data, loss and settings."""
-    config, loss = checkpoint.config, checkpoint.metadata.state.own_loss
+    config, loss = checkpoint.config, own_loss(checkpoint)
     model, tokens, kind = config.model, checkpoint.tokenizer.vocab_size, checkpoint.tokenizer.kind
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide"
     rows = {

@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from minigpt.config.schema import RunConfig
-from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
+from minigpt.storage.checkpoint import Arrays, Snapshot, save_checkpoint
 from minigpt.storage.metadata import Metadata
 from minigpt.storage.records import record_start
 from minigpt.storage.runs import new_run
@@ -27,6 +26,6 @@ def write_run(
     Without a name, the run is called `stem` and a number. `log` receives a line for each failed attempt.
     """
     with new_run(name, stem) as run:
-        save_checkpoint(run, config, tokenizer, metadata, partial(write_arrays, weights=weights, optimizer={}), log)
+        save_checkpoint(run, config, tokenizer, metadata, Snapshot(weights, {}), log)
         record_start(run, metadata.step, sys.argv, metadata.runtime)
     return run

@@ -1,22 +1,24 @@
 """Measure runs at their best checkpoints, group the seeds of one setting, and rank what is comparable."""
 
+import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from minigpt.config.resolve import decisive, flatten, show
-from minigpt.errors import CheckpointError, TextMismatchError, count, escape
+from minigpt.config.resolve import LENGTHS, MAY_CHANGE, flatten, show
+from minigpt.errors import CheckpointError, TextMismatchError, UserError, count, escape
+from minigpt.files import open_within
 from minigpt.model.device import Runtime, configure_torch
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import load_model
 from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata
-from minigpt.storage.records import read_log
+from minigpt.storage.records import LONGEST_LINE
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.evaluate import EvalResult, evaluate
 
@@ -121,6 +123,21 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
     ("do not compare training times, because the machines or threads differ ({})", lambda run: run.machine),
 )
 """What makes a comparison unequal beyond the columns of the table: a note, and the value that differs."""
+
+
+def read_log(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of metrics.jsonl, without damaged ones. The file may come from a stranger."""
+    with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
+        while line := file.readline(LONGEST_LINE):
+            with suppress(ValueError, RecursionError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
+    return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
 
 
 def compare(runs: Sequence[Measured]) -> Comparison:

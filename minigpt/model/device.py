@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -27,12 +26,13 @@ from minigpt.errors import DeviceError, count
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
-from minigpt.world import available_cores
+from minigpt.world import available_cores, system_table
 
 SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
-COMPILE_FROM_SECONDS = 120.0
-"""On a CPU, compile runs of at least this length: compiling takes 10 to 40 s, and saves at least 13% of the time."""
+COMPILE_FROM_FLOP = 1e13
+"""On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time. Two
+cores train for some minutes on so many FLOP."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""
@@ -109,12 +109,8 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     dtype = choose("dtype", lambda: "bfloat16" if has_fast_bfloat16(kind) else "float32")
     kernels = choose("kernels", lambda: "cpu" if kind == "cpu" else "torch")
     runtime = Runtime(device, dtype, False, threads, kernels)
-
-    def compilation_pays() -> bool:
-        can_pay = flops and kind == "cpu" and has_compiler()
-        return bool(can_pay and 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS)  # as `time_step` estimates
-
-    return replace(runtime, compile=choose("compile", compilation_pays))
+    pays = kind == "cpu" and flops >= COMPILE_FROM_FLOP
+    return replace(runtime, compile=choose("compile", lambda: pays and has_compiler()))
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
@@ -145,19 +141,17 @@ def available_devices() -> list[str]:
     return [*gpus, *["mps"] * torch.backends.mps.is_available(), "cpu"]
 
 
-@cache
 def has_fast_bfloat16(kind: str) -> bool:
     """Return whether this type of device multiplies matrices faster in bfloat16 than in float32.
 
-    On a CPU the instructions do not tell: Intel processors without AMX have them and take twice as long. Measure.
+    On a CPU the instructions tell, but Intel processors without AMX take twice as long with theirs.
     """
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     read = getattr(torch.cpu, "get_capabilities", None)  # recent PyTorch only
-    capabilities = read() if read else {}
-    if kind != "cpu" or not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
-        return False
-    return measure_product(kind, "bfloat16") > measure_product(kind, "float32")
+    capabilities = read() if read and kind == "cpu" else {}
+    is_intel = "GenuineIntel" in system_table("/proc/cpuinfo")
+    return bool(capabilities.get("amx_bf16") or (capabilities.get("avx512_bf16") and not is_intel))
 
 
 def measure_matmul(runtime: Runtime) -> float:
@@ -201,9 +195,7 @@ def processor(device: torch.device) -> str:
     """Return the name of the processor. For a CPU, include the instruction set that PyTorch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    table = Path("/proc/cpuinfo")
-    text = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else ""
-    model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    model = re.search(r"^model name\s*: (.+)", system_table("/proc/cpuinfo"), re.MULTILINE)
     name = model[1] if model else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
@@ -215,7 +207,7 @@ def configure_torch(runtime: Runtime) -> None:
     if kind == "cpu" and runtime.threads > 1:
         adapt_to_load()
     if kind == "cuda":
-        torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
+        torch.cuda.set_device(runtime.torch_device)  # NCCL uses the current device
         torch.set_float32_matmul_precision(PRECISION)
     # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, add partial sums in the
     # order in which threads finish.

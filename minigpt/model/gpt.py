@@ -15,7 +15,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width
@@ -130,8 +129,6 @@ class GPT(nn.Module):
 
     positions: Tensor | None
     cos_sin: Tensor | None
-    checkpoints_activations = False
-    """Recompute each block in the backward pass instead of keeping its activations (Chen et al. 2016)."""
     run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = staticmethod(nn.Module.__call__)
     """Apply a block to its input (B, T, C). `compile_loss` compiles this function."""
 
@@ -175,10 +172,7 @@ class GPT(nn.Module):
         x = self.dropout(self.embed(ids))  # (B, T, C)
         cos_sin = None if self.cos_sin is None else self.cos_sin[:, :T]  # (2, T, D / 2)
         for block in self.blocks:
-            if self.checkpoints_activations and self.training:
-                x = checkpoint(self.run_block, block, x, cos_sin, use_reentrant=False)
-            else:
-                x = self.run_block(block, x, cos_sin)
+            x = self.run_block(block, x, cos_sin)
         return self.unembed(x)
 
     def embed(self, ids: Tensor) -> Tensor:

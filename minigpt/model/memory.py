@@ -19,8 +19,8 @@ from minigpt.world import bytes_in, free_memory, processes_here
 
 SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
-HEAP = {False: 1.35, True: 2.6}
-"""Memory of a CPU process per byte of activations, without and with checkpointing.
+HEAP = 1.35
+"""Memory of a CPU process per byte of activations.
 
 It includes temporary tensors, and holes that the heap (glibc 2.36) cannot use.
 """
@@ -38,10 +38,8 @@ class Memory:
     gradients: int
     optimizer: int
     """AdamW has two moving averages; Muon one, and its updates."""
-    average: int
-    """The moving average of the weights."""
     exchange: int
-    """`data`: the buffer for sums over processes. `fsdp`: the embeddings and one block, gathered."""
+    """The buffer for sums over processes."""
     activations: int
     """What the forward pass of a micro-batch keeps for the backward pass, with the heap's holes."""
 
@@ -62,21 +60,13 @@ def training_memory(
     sequence_bytes: int = 0,
     *,
     processes: int = 1,
-    is_fsdp: bool = False,
     program: int = 0,
 ) -> Memory:
     """Return what one of several processes needs, where the activations of a sequence take `sequence_bytes`."""
-    copy, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
-    weights, exchange = copy, copy if processes > 1 else 0
-    gradients = copy * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
-    if is_fsdp:
-        weights = copy // processes
-        gradients = weights if shards == 1 else copy  # of several shards, FSDP2 keeps the whole until the last one
-        block = config.model.model_copy(update={"n_layer": 1})
-        exchange = 8 * count_parameters(block, vocab_size)  # gathered with their gradients
-    average = weights if config.train.ema else 0
-    activations = config.train.sequences_at_once * int(sequence_bytes * _heap(device, config))
-    return Memory(program, weights, gradients, 2 * weights, average, exchange, activations)
+    weights, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
+    gradients = weights * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
+    activations = config.train.sequences_at_once * int(sequence_bytes * _heap(device))
+    return Memory(program, weights, gradients, 2 * weights, weights if processes > 1 else 0, activations)
 
 
 def free_memory_bytes(device: str) -> int | None:
@@ -109,14 +99,14 @@ def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> s
     problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     size = memory.micro_batch_within(config, free) if memory.activations else 0
     settings = (f"train.micro_batch_size={size}",) if size else ()
-    if memory.total - memory.activations + int(memory.activations / _heap(device, config)) > free:
+    if memory.total - memory.activations + int(memory.activations / _heap(device)) > free:
         raise InsufficientMemoryError(problem, settings=settings)
     return f"{problem}: memory may run out{''.join(f'; {setting} avoids that' for setting in settings)}"
 
 
-def _heap(device: str, config: RunConfig) -> float:
+def _heap(device: str) -> float:
     """Return the memory that a device needs per byte of activations."""
-    return HEAP[config.runtime.activation_checkpointing] if device == "cpu" else 1
+    return HEAP if device == "cpu" else 1
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:

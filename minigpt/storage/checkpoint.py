@@ -24,13 +24,12 @@ from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import (
     CheckpointError,
     InsufficientMemoryError,
-    RunMovedError,
     TrainingError,
     UserError,
     escape,
     reason,
 )
-from minigpt.files import decode, make_folders, publish, read_within, sync, withdraw, write_atomically
+from minigpt.files import decode, publish, read_within, sync, withdraw, write_atomically
 from minigpt.paths import FRAMES, run_of
 from minigpt.storage.metadata import (
     LIMITS,
@@ -39,14 +38,12 @@ from minigpt.storage.metadata import (
     OPTIMIZER,
     Metadata,
     Origin,
-    array_files,
     digest,
     is_checkpoint_file,
-    part_name,
     read_checked,
     read_metadata,
 )
-from minigpt.storage.runs import checkpoint_steps, find_checkpoint, has_moved, newest_step, step_folder
+from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -74,8 +71,23 @@ class Checkpoint:
     @property
     def as_origin(self) -> Origin:
         """This checkpoint, as the metadata of a run that starts from it names it."""
-        hashes = [self.metadata.sha256.get(name, "") for name in array_files(MODEL, self.metadata)]
-        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256="+".join(hashes))
+        sha256 = self.metadata.sha256.get(MODEL, "")
+        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256=sha256)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The tensors of a run at one step, on the host."""
+
+    weights: Arrays
+    """The weights of the model by parameter name."""
+    optimizer: Arrays
+    """The state of the optimizer. Empty before the first step, and in a frame."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number is finite."""
+        return all(bool(np.isfinite(array).all()) for array in (*self.weights.values(), *self.optimizer.values()))
 
 
 # --- save --------------------------------------------------------------------------------------------
@@ -86,26 +98,24 @@ def save_checkpoint(
     config: RunConfig,
     tokenizer: Tokenizer,
     metadata: Metadata,
-    write: Callable[[Path], None],
+    snapshot: Snapshot,
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, then remove old ones and update the run's config.yaml.
+    """Publish a checkpoint, then remove old ones and update the run's config.yaml. Return its folder.
 
     Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
         metadata: The metadata, without hashes.
-        write: Writes the arrays into the new folder, as `write_arrays` does.
         log: Receives a line for each failed attempt.
 
     Raises:
-        RunMovedError: The folder was moved, removed or replaced since this process locked it. Nothing is saved.
         TrainingError: A write fails. Older checkpoints are intact.
     """
     folder = step_folder(run, metadata.step)
     for pause in (*RETRY_PAUSES, None):
         try:
-            _publish(folder, run, config, tokenizer, metadata, write)
+            _publish(folder, config, tokenizer, metadata, snapshot)
             break
         except (OSError, SafetensorError) as error:
             problem = f"cannot save the checkpoint at step {metadata.step}: {reason(error)}"
@@ -127,63 +137,30 @@ def save_frame(
     config: RunConfig,
     tokenizer: Tokenizer,
     metadata: Metadata,
-    write: Callable[[Path], None],
+    snapshot: Snapshot,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Publish a frame. The arguments are those of `save_checkpoint`. If a write fails, log it: a run needs no frames.
-
-    Raises:
-        RunMovedError: As in `save_checkpoint`.
-    """
+    """Publish a frame, like `save_checkpoint`. If a write fails, log it: a run needs no frames."""
     try:
-        _publish(step_folder(run, metadata.step, FRAMES), run, config, tokenizer, metadata, write)
+        _publish(step_folder(run, metadata.step, FRAMES), config, tokenizer, metadata, snapshot)
     except (OSError, SafetensorError) as error:
         log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
 
 
-def _publish(
-    folder: Path,
-    run: Path,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    metadata: Metadata,
-    write: Callable[[Path], None],
-) -> None:
+def _publish(folder: Path, config: RunConfig, tokenizer: Tokenizer, metadata: Metadata, snapshot: Snapshot) -> None:
     """Write the folder of a checkpoint or frame under a temporary name, and rename it."""
-
-    def check() -> None:
-        if has_moved(run):
-            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced during training")
-
-    check()
-    make_folders(folder.parent)
+    if not folder.parent.is_dir():
+        folder.parent.mkdir()  # not the run: somebody may have moved it
+        sync(folder.parent.parent)
     with publish(folder) as building:
         building.mkdir()
         (building / "config.yaml").write_text(to_yaml(config), encoding="utf-8", newline="\n")
         (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-        write(building)
+        for name, arrays in ((MODEL, snapshot.weights), (OPTIMIZER, snapshot.optimizer)):
+            path = building / name
+            safetensors.numpy.save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, path)
+            shutil.copymode(building / "config.yaml", path)  # safetensors makes files that only their owner can read
         (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
-        check()
-
-
-def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1, parts: int = 1) -> None:
-    """Write arrays into the folder of a new checkpoint, and flush them to disk.
-
-    Several processes write a part each: some rows of each array. Arrays that are not cut are in the first part.
-
-    Args:
-        folder: The folder, which has its config.yaml already.
-        weights: The weights of the model by parameter name.
-        optimizer: The optimizer state, and the raw weights as "weights/NAME" if `weights` are averages.
-        part: The number of this part: 1, 2, ...
-        parts: The number of parts.
-    """
-    for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
-        arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
-        path = folder / part_name(name, part, parts)
-        safetensors.numpy.save_file(arrays, path)  # creates files that only their owner can read
-        shutil.copymode(folder / "config.yaml", path)
-        sync(path)
 
 
 def _prune(run: Path, keep_last: int, best: int) -> None:
@@ -287,20 +264,14 @@ def _read_text(path: Path, name: str, metadata: Metadata) -> str:
 
 
 def load_optimizer(checkpoint: Checkpoint) -> Arrays:
-    """Return the arrays that `write_arrays` calls `optimizer`. Raise UserError if they are missing or damaged."""
+    """Return the optimizer state of a checkpoint. Raise UserError if it is missing or damaged."""
     return _read_arrays(checkpoint.path, OPTIMIZER, checkpoint.metadata)
 
 
 def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
-    """Read arrays from their files after checking hashes. Parse the hashed bytes, as a file may change in between."""
+    """Read arrays after checking their hash. Parse the hashed bytes, as the file may change in between."""
     try:
-        parts = [parse_arrays(read_checked(path, part, metadata), path / part) for part in array_files(name, metadata)]
-        if len(parts) == 1:
-            return parts[0]
-        rows = {key: [part[key] for part in parts if key in part] for key in parts[0]}
-        return {key: np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for key, pieces in rows.items()}
-    except ValueError as error:
-        raise CheckpointError(f"the parts of {escape(path / name)} do not fit together: {reason(error)}") from error
+        return parse_arrays(read_checked(path, name, metadata), path / name)
     except MemoryError as error:
         raise InsufficientMemoryError(f"{escape(path / name)} does not fit in memory") from error
 

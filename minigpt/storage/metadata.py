@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,7 @@ from minigpt.files import hash_within, read_within
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 TEXTS = ("config.yaml", "tokenizer.json")
 FILES = (MODEL, OPTIMIZER, *TEXTS)
-"""The files of a checkpoint whose hashes are in its metadata, if one process writes the arrays."""
-PART = re.compile(r"(model|optimizer)-([0-9]{5})-of-([0-9]{5})\.safetensors")
-"""Files with some rows of each array, as several processes write them (`runtime.parallel: fsdp`)."""
+"""The files of a checkpoint whose hashes are in its metadata."""
 LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20, "environment.jsonl": 16 << 20}
 """The maximum size of each text file, in bytes. A tokenizer with all of Unicode takes 13 MB."""
 Count = Annotated[int, Field(ge=0, le=MOST_STEPS)]
@@ -64,11 +61,6 @@ class TrainState:
         is_waiting = is_best or (self.best_step == 0 and not is_warm)
         self.evaluations_since_best = 0 if is_waiting else self.evaluations_since_best + 1
         return is_best
-
-    @property
-    def own_loss(self) -> float | None:
-        """The validation loss of these weights, or None if an earlier step had a lower loss or no loss was measured."""
-        return self.best_loss if self.best_step == self.step else None
 
     @property
     def best_checkpoint(self) -> int:
@@ -118,7 +110,7 @@ class Origin(_Part):
     run: str
     step: Count
     sha256: str
-    """The hash of its model.safetensors. If it has several parts, their hashes, joined by "+"."""
+    """The hash of its model.safetensors."""
 
 
 class Metadata(_Part):
@@ -138,10 +130,6 @@ class Metadata(_Part):
     parameters: int = Field(ge=1, lt=1 << 62)
     runtime: Environment
     state: TrainState
-    metrics_bytes: Count = 0
-    """The size of metrics.jsonl at this step."""
-    metrics_sha256: str = ""
-    """The hash of these bytes."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """The hash of each file, and of this file's other fields."""
 
@@ -151,21 +139,9 @@ class Metadata(_Part):
         return self.state.step
 
 
-def part_name(name: str, part: int, parts: int) -> str:
-    """Return the name of part 1, 2, ... of the array file `name`: as on Hugging Face, if there are several."""
-    return name if parts == 1 else name.replace(".", f"-{part:05d}-of-{parts:05d}.")
-
-
-def array_files(name: str, metadata: "Metadata") -> list[str]:
-    """Return the names of the files that make up the array file `name`: one, or its parts in order."""
-    counts = [int(match[3]) for match in map(PART.fullmatch, metadata.sha256) if match and name.startswith(match[1])]
-    parts = 1 if name in metadata.sha256 else max([1, *counts])
-    return [part_name(name, part + 1, parts) for part in range(parts)]
-
-
 def is_checkpoint_file(name: str) -> bool:
     """Return whether training writes a file of this name into a checkpoint."""
-    return name in (METADATA, *FILES) or PART.fullmatch(name) is not None
+    return name in (METADATA, *FILES)
 
 
 def digest(fields: Mapping[str, Any]) -> str:
@@ -203,9 +179,8 @@ def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
 def verify(checkpoint: Path) -> Metadata:
     """Check each file of a checkpoint and return its metadata. Raises UserError like `read_checked`."""
     metadata = read_metadata(checkpoint)
-    for name in (*array_files(MODEL, metadata), *array_files(OPTIMIZER, metadata), *TEXTS):
-        actual = hash_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata))
-        if actual != metadata.sha256.get(name):
+    for name in FILES:
+        if hash_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata)) != metadata.sha256.get(name):
             raise _changed(checkpoint, name)
     return metadata
 
@@ -213,12 +188,11 @@ def verify(checkpoint: Path) -> Metadata:
 def _limit(checkpoint: Path, name: str, metadata: Metadata) -> int:
     """Return the maximum size of a file in bytes. Raise CheckpointError if it is the optimizer state, and missing.
 
-    A parameter has at most four float32 values: two moments, and its raw value if the model has its average. The rest
-    is for headers.
+    A parameter has at most two moments in float32. The rest is for headers.
     """
     if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
         raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
-    return LIMITS.get(name, 16 * metadata.parameters + (16 << 20))
+    return LIMITS.get(name, 8 * metadata.parameters + (16 << 20))
 
 
 def _changed(checkpoint: Path, name: str) -> CheckpointError:

@@ -25,9 +25,6 @@ from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUNS, is_run, is_run_file, 
 from minigpt.storage.metadata import METADATA, TrainState, read_metadata
 
 RESERVED = ("last", "best", "auto")
-LOCKED: dict[Path, os.stat_result] = {}
-"""The run folders that this process has locked, and the state of their lock files."""
-
 # --- find runs ---------------------------------------------------------------------------------------
 
 
@@ -191,7 +188,7 @@ def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
     """Return whether the start of a run, which ended with `error`, has left anything to resume."""
     metrics = folder / "metrics.jsonl"
     is_trained = (metrics.exists() and metrics.stat().st_size) or newest_step(folder)
-    return bool(has_moved(folder) or is_trained or getattr(error, "saved_step", None) is not None)
+    return bool(is_trained or getattr(error, "saved_step", None) is not None)
 
 
 def _discard(folder: Path) -> None:
@@ -253,26 +250,16 @@ def lock(run: Path) -> Iterator[None]:
         with FileLock(file, timeout=0.2):  # seconds: `is_training` holds the lock for an instant
             with suppress(OSError):  # Windows cannot write to a locked file
                 file.write_text(f"process {os.getpid()} on {platform.node()}", "utf-8", "backslashreplace")
-            LOCKED[run] = file.stat()
             try:
                 yield
             finally:
                 with suppress(OSError):
-                    if not has_moved(run):
-                        os.truncate(file, 0)  # this process may live on
-                del LOCKED[run]
+                    os.truncate(file, 0)  # this process may live on
     except Timeout as error:
         holder = "another process"
         with suppress(UserError):
             holder = read_within(file, run, 300).decode("utf-8", "replace") or holder
         raise RunLockedError(f"run {escape(run.name)} is in use by {escape(holder)}") from error
-
-
-def has_moved(run: Path) -> bool:
-    """Return whether someone has moved, removed or replaced a run folder since this process locked it."""
-    file = run / LOCK
-    # While the lock is held, no other file can have the inode of the lock file.
-    return run in LOCKED and not (file.exists() and os.path.samestat(file.stat(), LOCKED[run]))
 
 
 def is_training(run: Path) -> bool:

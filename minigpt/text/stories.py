@@ -15,11 +15,8 @@ A small model learns this in a minute because the text is regular:
 - Each sentence has its own line, and an empty line ends each story.
 """
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 # The names of girls, boys and places, and other words that start a sentence, have different first letters.
 GIRLS = (
@@ -121,49 +118,3 @@ def story(choices: Choices) -> str:
 
 
 # --- where a reader must look back ---------------------------------------------------------------------
-
-WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "his"), BOYS)
-"""The names that a name or pronoun can refer to."""
-WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[bdfgklmnprstvz][aeiou]){{2}})\b")
-"""Line breaks, names, pronouns, and invented words of three syllables."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A position from which a reader must look back to predict the next character."""
-
-    kind: Literal["copy", "he", "she"]
-    """`copy`: within an invented word that occurred before. `he`, `she`: before the name of the person whom the last
-    pronoun in the sentence means, as before "Jakob" in `He says: "I am Jakob`."""
-    query: int
-    keys: tuple[int, ...]
-    """For `copy`, the next character in the earlier words. Otherwise, the characters of the person's earlier names."""
-    rivals: tuple[int, ...] = ()
-    """After a pronoun, the characters of the other person's earlier names."""
-    pronoun: tuple[int, ...] = ()
-    """The characters of the pronoun."""
-
-
-def links(text: str) -> Iterator[Link]:
-    """Yield all links in a part of the stories. The part may start and end anywhere."""
-    copies, names = defaultdict[str, list[int]](list), {GIRLS: list[int](), BOYS: list[int]()}
-    meant, pronoun = None, (0, 0)
-    for match in WORDS.finditer(text):
-        word, first, who = match[0], match.start(), WHO.get(match[0])
-        if word == "\n\n":
-            copies.clear()
-            names = {GIRLS: [], BOYS: []}
-        if "\n" in word:
-            meant = None
-        elif who is None:
-            for offset in range(len(word) - 1 if copies[word] else 0):
-                yield Link("copy", first + offset, tuple(copy + offset + 1 for copy in copies[word]))
-            copies[word].append(first)
-        elif word not in who:
-            meant, pronoun = who, match.span()
-        else:
-            spans, other = names[who], names[BOYS if who is GIRLS else GIRLS]
-            if meant is who and spans and other:
-                kind: Literal["she", "he"] = "she" if who is GIRLS else "he"
-                yield Link(kind, first - 1, tuple(spans), tuple(other), tuple(range(*pronoun)))
-            spans += range(first, match.end())

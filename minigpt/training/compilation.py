@@ -1,11 +1,7 @@
-"""Make the loss faster: compiled with torch.compile, or recorded as a CUDA graph."""
+"""Choose how the loss is computed: as it is, compiled with torch.compile, or recorded as a CUDA graph."""
 
-import math
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -15,26 +11,38 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
 from minigpt.model.device import Runtime
 from minigpt.model.gpt import GPT
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""The mean loss of targets (B, T) given inputs (B, T)."""
-REPORT_SECONDS = 30.0
-"""Seconds between two lines while compiling."""
-MAX_RATIO = 1.1
-"""Keep the compiled loss if its time is at most this multiple of the plain time: short timings are noisy."""
+from minigpt.text.batches import batch_at
+from minigpt.text.tokenizer import Ids
+from minigpt.training.learner import Learner, Loss
 
 
-def compile_loss(
-    loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]
-) -> Loss:
-    """Return `loss` compiled, or `loss` itself if compiling fails or, if `is_optional`, does not make it faster.
+def choose_loss(learner: Learner, tokens: Ids, log: Callable[[str], None]) -> Loss:
+    """Return the learner's mean loss for `tokens` (N,), compiled if the runtime says so and that works (collective).
 
-    The passes of an `example`, inputs and targets (B, T), show failures here. `log` receives a line for each decision.
+    Without compilation, a GPU records the loss, or raises UserError.
+    """
+    config, runtime = learner.config, learner.runtime
+    is_recorded = is_recordable(config, runtime)
+    if not (is_recorded or runtime.compile):
+        return learner.mean_loss
+    x, y = batch_at(tokens, config.model.context, config.train.sequences_at_once, seed=0, step=0)
+    example = x.to(runtime.device), y.to(runtime.device)
+    if is_recorded:
+        return record_loss(learner.mean_loss, learner.model, example)
+    loss = compile_loss(learner.mean_loss, learner.model, example, log)
+    learner.optimizer.zero_grad()  # compiling ran a backward pass
+    return loss if all(learner.processes.gather(loss != learner.mean_loss)) else learner.mean_loss
+
+
+def compile_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], log: Callable[[str], None]) -> Loss:
+    """Return `loss` compiled, or `loss` itself if compiling fails.
+
+    The passes of an `example`, inputs and targets (B, T), show failures here.
     """
     log("compiling the network: 10 to 40 s, longer on a busy machine (runtime.compile=false skips this)")
     on_cpu = example[0].device.type == "cpu"
     try:
-        with warnings.catch_warnings(), _reports(log):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's remarks about itself
             # PyTorch compiles a function for at most eight shapes, and later shapes not at all. Forget other models.
             torch.compiler.reset()
@@ -50,9 +58,6 @@ def compile_loss(
         cause = getattr(error, "inner_exception", error)
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         log(f"compilation failed, continuing without it ({reason[:200]})")
-        return loss
-    if is_optional and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
-        log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
         return loss
     return compiled
 
@@ -76,35 +81,6 @@ def with_compiled_blocks(loss: Loss, model: GPT) -> Loss:
     return compiled
 
 
-@contextmanager
-def _reports(log: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, say from time to time that it does."""
-    is_done, started = threading.Event(), time.perf_counter()
-
-    def report() -> None:
-        while not is_done.wait(REPORT_SECONDS):
-            log(f"still compiling after {time.perf_counter() - started:.0f} s")
-
-    thread = threading.Thread(target=report, name="compiling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_done.set()
-        thread.join()
-
-
-def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:
-    """Return the time of `compiled` as a multiple of the time of `plain`, forward and backward, best of three each."""
-    best = {plain: math.inf, compiled: math.inf}
-    for loss in (plain, compiled) * 3:
-        torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it; `Learner.use` sets it last
-        started = time.perf_counter()
-        loss(*example).backward()
-        best[loss] = min(best[loss], time.perf_counter() - started)
-    return best[compiled] / best[plain]
-
-
 class _Recordable(nn.Module):
     """The loss as a module with the model's parameters."""
 
@@ -119,8 +95,8 @@ class _Recordable(nn.Module):
 def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
     """Return whether to use `record_loss`: a GPU computes each batch in one pass, and the user did not decide."""
     is_one_pass = config.train.sequences_at_once == config.train.batch_size
-    is_plain = not (runtime.compile or config.runtime.activation_checkpointing)
-    return runtime.torch_device.type == "cuda" and config.runtime.compile == "auto" and is_one_pass and is_plain
+    is_cuda = runtime.torch_device.type == "cuda"
+    return is_cuda and config.runtime.compile == "auto" and is_one_pass and not runtime.compile
 
 
 def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) -> Loss:

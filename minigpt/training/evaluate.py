@@ -1,18 +1,16 @@
 """Evaluate a model on a whole text: loss, bits per character and perplexity, in one deterministic pass."""
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from minigpt.errors import ConfigError, TextError
-from minigpt.model.average import Average
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.text.batches import evaluation_windows
@@ -43,7 +41,7 @@ class EvalResult:
 
 @torch.no_grad()
 def evaluate(
-    model: Model | Average,
+    model: Model,
     tokens: Ids,
     tokenizer: Tokenizer,
     *,
@@ -82,36 +80,20 @@ def evaluate(
     position_sums, full = torch.zeros(context, dtype=torch.float64), 0
     windows = evaluation_windows(tokens, context, stride, batch_size)
     with eval_mode(model):
-        while batches := list(islice(windows, processes.size)):
-            # In the last round some processes repeat a batch: with FSDP, all must run the network together.
-            x, y, new = batches[min(processes.rank, len(batches) - 1)]
+        for x, y, new in islice(windows, processes.rank, None, processes.size):
             with autocast():
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)
             targets = y[:, -new:].to(device)  # (B, new)
             pairs = logits.float().flatten(0, 1), targets.flatten()
-            loss_sum = F.cross_entropy(*pairs, reduction="sum").item()
-            sums.append(loss_sum if processes.rank < len(batches) else 0.0)
+            sums.append(F.cross_entropy(*pairs, reduction="sum").item())
             if by_position and new == context:
                 position_sums += F.cross_entropy(*pairs, reduction="none").view_as(targets).sum(0).cpu()
                 full += len(targets)
             progress(targets.numel())
     total = 0.0
-    for loss_sum in chain.from_iterable(zip(*processes.gather(sums), strict=True)):  # in the order of the batches
+    for loss_sum in chain.from_iterable(zip_longest(*processes.gather(sums), fillvalue=0.0)):  # in the batches' order
         total += loss_sum
     loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     means = tuple((position_sums / full).tolist()) if full else ()
     return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters, means)
-
-
-def octaves(by_position: Sequence[float]) -> list[tuple[int, int, float]]:
-    """Return the mean over positions 1, 2, 3 to 4, 5 to 8 and so on, as (first, last, mean). Positions start at 1."""
-    ends = [min(1 << n, len(by_position)) for n in range((len(by_position) - 1).bit_length() + 1)]
-    return [(start + 1, end, statistics.fmean(by_position[start:end])) for start, end in pairwise([0, *ends])]
-
-
-def protocol(context: int, stride: int | None) -> str:
-    """Return a description of the windows of an evaluation, to show beside its results."""
-    if stride is None or stride == context:
-        return f"non-overlapping windows of {context}"
-    return f"sliding windows of {context}, stride {stride} (not comparable with non-overlapping windows, mostly lower)"

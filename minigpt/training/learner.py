@@ -3,8 +3,7 @@
 A learner knows no folder, no clock and no metrics. Methods marked "collective" must be called by every process.
 """
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,27 +11,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.model.device import Runtime, configure_torch, reseed
-from minigpt.model.gpt import GPT, use_kernels
-from minigpt.model.load import Model, build_model, load_weights
+from minigpt.errors import CheckpointError, escape
+from minigpt.model.device import Runtime, choose_runtime, configure_torch, pick_device, reseed
+from minigpt.model.gpt import use_kernels
+from minigpt.model.load import build_model
+from minigpt.model.memory import backward_bytes, check_memory, training_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.seeds import mix_seed
-from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.checkpoint import Arrays, Checkpoint, Snapshot, load_optimizer
 from minigpt.storage.metadata import Environment
 from minigpt.text.batches import batch_at
+from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids
-from minigpt.training.compilation import Loss
-from minigpt.training.dtensors import local, whole
 from minigpt.training.optim import Optimizer
-from minigpt.training.parallel import ONE, Processes, add_shards
+from minigpt.training.parallel import ONE, Processes, tree_merges
+from minigpt.training.schedule import run_steps
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""The mean loss of targets (B, T) given inputs (B, T)."""
 
 
 class Learner:
-    """A model, its moving average and its optimizer, and how they compute. Creating one is collective.
+    """A model and its optimizer, and how they compute. All processes hold the same numbers.
+
+    Creating a learner is collective.
 
     Args:
-        start: A checkpoint whose weights replace the random weights.
-        is_fsdp: Whether each process holds only some rows of every tensor.
+        snapshot: What replaces the random weights and the empty optimizer state. Only the main process needs it.
     """
 
     def __init__(
@@ -41,54 +46,48 @@ class Learner:
         vocab_size: int,
         runtime: Runtime,
         *,
-        start: Checkpoint | None = None,
+        snapshot: Snapshot | None = None,
         processes: Processes = ONE,
-        is_fsdp: bool = False,
     ) -> None:
-        self.config, self.vocab_size, self.processes = config, vocab_size, processes
+        self.config, self.vocab_size, self.runtime, self.processes = config, vocab_size, runtime, processes
         self.parameters = count_parameters(config.model, vocab_size)
         self.flops_per_token = training_flops(config.model, vocab_size)
-        self.runtime, self.is_fsdp = runtime, is_fsdp
         configure_torch(runtime)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
-        with torch.device("meta" if self.is_fsdp and not processes.is_main else "cpu"):
-            built = build_model(config.model, vocab_size)
-        if start and processes.is_main:
-            load_weights(built, start)
-        self.model = self._place(built)
-        self.average: Model | None = None
-        if config.train.ema:
-            self.average = self._place(built) if self.is_fsdp else copy.deepcopy(self.model)
-            self.average.eval().requires_grad_(False)
-        self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
+        built = build_model(config.model, vocab_size)
+        self.model = built if runtime.device == "cpu" else built.to(runtime.device)  # fake tensors cannot move
+        use_kernels(self.model, runtime.model_kernels)
+        self.optimizer = Optimizer(self.model, config.optim, runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled or recorded."""
+        if snapshot or processes.size > 1:
+            self._restore(snapshot)
 
-    def _place(self, built: Model) -> Model:
-        """Return a model on the device of this process, with the weights that `built` has on the main process."""
-        if self.is_fsdp:
-            from minigpt.training.fsdp import build_fsdp
+    def _restore(self, snapshot: Snapshot | None) -> None:
+        """Give every process the tensors of the main process: those of `snapshot`, or its random weights (collective).
 
-            model: Model = build_fsdp(self.config.model, self.vocab_size, self.runtime, self.processes)
-        else:
-            model = built if self.runtime.device == "cpu" else built.to(self.runtime.device)  # fake tensors cannot move
-        use_kernels(model, self.runtime.model_kernels)
-        if isinstance(model, GPT):
-            model.checkpoints_activations = self.config.runtime.activation_checkpointing
-        if self.processes.size > 1:
-            self.processes.distribute(built.state_dict(), model.state_dict())
-        return model
+        Raises CheckpointError if a name or a shape does not fit.
+        """
+        processes, weights = self.processes, self.model.state_dict()
+        has_state = processes.share(bool(snapshot and snapshot.optimizer))  # there is none before the first step
+        state = self.optimizer.create_state() if has_state else {}
 
-    @property
-    def evaluated_model(self) -> Model:
-        """The model to evaluate, sample and save: the moving average, if there is one."""
-        return self.average or self.model
+        def copy() -> None:
+            if snapshot:
+                copy_arrays(snapshot.weights, weights)
+                copy_arrays(snapshot.optimizer, state)
+
+        processes.together(copy)
+        processes.broadcast([*weights.values(), *state.values()])
+
+    def snapshot(self, *, with_optimizer: bool = True) -> Snapshot:
+        """Return copies of the weights, and of the optimizer state, on the host."""
+        state = self.optimizer.state_dict() if with_optimizer else {}
+        return Snapshot(to_arrays(self.model.state_dict()), to_arrays(state))
 
     def environment(self) -> Environment:
         """Return everything outside the configuration that affects the last bits of a result."""
-        sums = "exact"
-        if self.is_fsdp or not self.processes.is_exact:
-            sums = f"{'fsdp' if self.is_fsdp else 'all-reduce'} of {self.processes.size} processes"
+        sums = "exact" if self.processes.is_exact else f"all-reduce of {self.processes.size} processes"
         return self.runtime.environment().model_copy(update={"sums": sums})
 
     def use(self, loss: Loss) -> None:
@@ -98,10 +97,23 @@ class Learner:
         configure_torch(self.runtime)
 
     def mean_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy in nats of the targets y (B, T) given the inputs x (B, T) (collective)."""
+        """Return the mean cross entropy in nats of the targets y (B, T) given the inputs x (B, T)."""
         with self.runtime.autocast():
             logits = self.model(x)  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+
+    def sequence_bytes(self) -> int:
+        """Return the activations that a step holds for each sequence of a micro-batch, in bytes."""
+        ids = torch.zeros(1, self.config.model.context, dtype=torch.long, device=self.runtime.device)
+        return backward_bytes(lambda: self.mean_loss(ids, ids), list(self.model.parameters()))
+
+    def check_fit(self) -> str:
+        """Check that all that is still to allocate fits, as `check_memory` does (collective)."""
+        config, processes, device = self.config, self.processes, self.runtime.device
+        memory = training_memory(config, self.vocab_size, device, self.sequence_bytes(), processes=processes.size)
+        rest = replace(memory, weights=0, optimizer=0 if self.optimizer.state_dict() else memory.optimizer)
+        what = f"training with {config.train.sequences_at_once} sequences at once"
+        return processes.together(lambda: check_memory(what, rest, device, config))
 
     def step(self, tokens: Ids, number: int, lr_factor: float) -> Tensor:
         """Make one step (collective).
@@ -116,73 +128,106 @@ class Learner:
             for it. If one is not finite, the weights are lost.
         """
         loss = self.compute_gradients(tokens, number)
-        return torch.stack((loss, self.update(number, lr_factor)))
+        return torch.stack((loss, self.update(lr_factor)))
 
     def compute_gradients(self, tokens: Ids, number: int) -> Tensor:
         """Compute the gradients of the mean loss over the batch of a step, and return the loss (collective).
 
-        All processes have the same gradients. With FSDP2, each process has its rows of the gradients.
+        All processes end with the same gradients.
         """
-        train, processes = self.config.train, self.processes
-        shards, shard_size = processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
+        train, parameters = self.config.train, list(self.optimizer.names)
+        shards, shard_size = self.processes.shards(train.shards), train.batch_size // train.shards  # sequences in one
         part = slice(shards.start * shard_size, shards.stop * shard_size)
         batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, number, part=part)
-        xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)  # for each shard
-
-        def shard_backward(shard: int) -> Tensor:
+        xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)
+        sums: list[list[Tensor]] = []  # of subtrees of shards: gradients, and the loss
+        for shard, x, y, merges in zip(shards, xs, ys, tree_merges(len(shards)), strict=True):
             reseed(self.runtime, mix_seed(train.seed, "dropout", number, shard))
-            return self._accumulate(xs[shard - shards.start], ys[shard - shards.start])
+            self.optimizer.zero_grad()
+            loss = self.backward(x, y)
+            sums.append([*(p.grad for p in parameters if p.grad is not None), loss])
+            for _ in range(merges):
+                right = sums.pop()
+                torch._foreach_add_(sums[-1], right)
+        ((*gradients, loss),) = sums
+        self.processes.sum([*gradients, loss])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return loss
 
-        self.optimizer.zero_grad()
-        return self._fsdp_sum(shards, shard_backward) if self.is_fsdp else self._tree_sum(shards, shard_backward)
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the gradients for inputs and targets (B, T), one micro-batch at a time.
 
-    def _accumulate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the gradients of a shard, one micro-batch at a time. Return the shard's part of the mean loss."""
+        Return their part of the mean loss of the whole batch.
+        """
         train = self.config.train
         total = torch.zeros((), device=x.device)
         for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):
-            loss = self.loss(x_part, y_part)
-            if len(x_part) < train.batch_size:
-                loss = loss * (len(x_part) / train.batch_size)
+            loss = self.loss(x_part, y_part) * (len(x_part) / train.batch_size)
             loss.backward()
             total += loss.detach()
         return total
 
-    def _tree_sum(self, shards: range, shard_backward: Callable[[int], Tensor]) -> Tensor:
-        """Add the gradients and losses of all shards of all processes in a fixed order. Return the loss."""
+    def update(self, lr_factor: float) -> Tensor:
+        """Clip the gradients, update the weights, and return the norm of all gradients before."""
         parameters = list(self.optimizer.names)
-
-        def gradients_and_loss(shard: int) -> list[Tensor]:
-            self.optimizer.zero_grad()
-            loss = shard_backward(shard)
-            return [*(p.grad for p in parameters if p.grad is not None), loss]
-
-        *sums, loss = add_shards(shards, gradients_and_loss)
-        self.processes.sum([*sums, loss])
-        for parameter, total in zip(parameters, sums, strict=True):
-            parameter.grad = total
-        return loss
-
-    def _fsdp_sum(self, shards: range, shard_backward: Callable[[int], Tensor]) -> Tensor:
-        """Let FSDP2 add the gradients of all shards, and exchange them after the last shard. Return the loss."""
-        losses = []
-        for shard in shards:
-            self.model.set_requires_gradient_sync(shard == shards[-1])  # type: ignore[operator]
-            losses.append(shard_backward(shard))
-        loss = torch.stack(losses).sum()
-        self.processes.sum([loss])
-        return loss
-
-    def update(self, number: int, lr_factor: float) -> Tensor:
-        """Clip the gradients, update the weights and their average, and return the norm before (collective)."""
-        parameters = list(self.optimizer.names)
-        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if max_norm := self.config.optim.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.optimizer.step(lr_factor)
-        if self.average is not None:
-            decay = min(self.config.train.ema, (number + 1) / (number + 10))  # faster at first: the weights move far
-            with torch.no_grad():
-                averages, weights = (list(map(local, model.parameters())) for model in (self.average, self.model))
-                torch._foreach_lerp_(averages, weights, 1 - decay)
         return norm
+
+
+def copy_arrays(arrays: Arrays, tensors: Mapping[str, Tensor]) -> None:
+    """Copy arrays into tensors of the same names and shapes. Raises CheckpointError if they do not fit."""
+    wrong = arrays.keys() ^ tensors.keys() or {name for name in arrays if arrays[name].shape != tensors[name].shape}
+    if wrong:
+        raise CheckpointError(f"cannot resume: {escape(min(wrong))} of the checkpoint does not fit the model")
+    for name, tensor in tensors.items():
+        tensor.copy_(torch.tensor(arrays[name]))
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return copies of tensors on the host."""
+    return {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
+
+
+def make_learner(
+    config: RunConfig,
+    data: TokenDataset,
+    checkpoint: Checkpoint | None = None,
+    *,
+    saved: Environment | None = None,
+    start: Checkpoint | None = None,
+    processes: Processes = ONE,
+) -> Learner:
+    """Return the learner of a new run, perhaps with `start`'s weights, or of a run that resumes (collective).
+
+    Only the main process reads tensors. `saved` is the environment to compute in, if it is not that of `checkpoint`.
+
+    Raises:
+        DeviceError: The device is not available.
+        InsufficientMemoryError: The model does not fit.
+        CheckpointError: The tensors of the checkpoint do not fit, or its optimizer state is missing.
+    """
+    steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
+    saved = checkpoint.metadata.runtime if checkpoint else saved
+    device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
+    memory = training_memory(config, vocab_size, device, processes=processes.size)
+    what = f"training a model of {count_parameters(config.model, vocab_size):,} parameters"
+    processes.together(lambda: check_memory(what, memory, device, config))
+    settings = config.runtime.model_copy(update={"device": device})
+    flops = steps * config.tokens_per_step * training_flops(config.model, vocab_size) / processes.size
+    runtime = replace(processes.share(choose_runtime(settings, saved, flops=flops)), device=device)
+    snapshot = processes.together(lambda: _read(checkpoint, start) if processes.is_main else None)
+    return Learner(config, vocab_size, runtime, snapshot=snapshot, processes=processes)
+
+
+def _read(checkpoint: Checkpoint | None, start: Checkpoint | None) -> Snapshot | None:
+    """Return the tensors that a run begins with, or None if they are random."""
+    if checkpoint is None:
+        return Snapshot(start.weights, {}) if start else None
+    state = load_optimizer(checkpoint)
+    if not state and checkpoint.metadata.step > 0:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
+    return Snapshot(checkpoint.weights, state)

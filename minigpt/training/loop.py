@@ -7,36 +7,31 @@ run ends with the same weights, and evaluating, sampling or saving never changes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
-from minigpt.errors import DivergedError, escape
-from minigpt.model.device import measure_matmul
+from minigpt.errors import DivergedError, TextMismatchError, escape
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.model.memory import peak_memory
-from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import Metadata, TrainState
+from minigpt.storage.checkpoint import Checkpoint, Snapshot, save_checkpoint, save_frame
+from minigpt.storage.metadata import Metadata, Origin, TrainState
 from minigpt.storage.records import record_start
 from minigpt.storage.runs import newest_step, repair
 from minigpt.text.dataset import TokenDataset
-from minigpt.training import snapshot
+from minigpt.training.compilation import choose_loss
 from minigpt.training.evaluate import evaluate
-from minigpt.training.learner import Learner
+from minigpt.training.learner import Learner, make_learner
 from minigpt.training.metrics import Metrics
-from minigpt.training.outcome import Outcome, is_out_of_patience, refuse_if_finished, settings_card, typed_errors
+from minigpt.training.outcome import Outcome, finished, is_out_of_patience, settings_card, typed_errors
 from minigpt.training.parallel import ONE, Processes
-from minigpt.training.preparation import prepare_learner
 from minigpt.training.schedule import Clock, eval_steps, frame_steps, lr_factor, run_steps
 from minigpt.training.signals import Interrupts
-from minigpt.training.snapshot import make_learner
 
-MOST_UNREAD = {"cpu": 1}
-"""Steps after which a process reads their losses at the latest, 100 on other devices: reading waits for a GPU."""
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 
@@ -70,17 +65,36 @@ def train(
         LostProcessError: Another process has ended or hangs.
     """
     with typed_errors(config, run):
-        processes.check_same({"text": data.fingerprint, **flatten(config)})
+        config = processes.share(config)
+        processes.together(partial(check_text, data, processes.share(data.fingerprint)))
+        state = replace(resume.metadata.state) if resume else TrainState()
+        if refusal := finished(config, run, run_steps(config, len(data.train)), state):
+            if processes.is_main and newest_step(run) == state.step:
+                repair(run, state)  # complete a save that was interrupted; there is nothing to quarantine
+            raise refusal
         learner = make_learner(config, data, resume, start=start, processes=processes)
         on_loaded()
-        metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
-        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
-        training.refuse_if_finished()
+        quarantined = repair(run, state) if processes.is_main else []  # a refused resume moves nothing
+        state = processes.share(state)  # repair may have reset the best loss
+        origin = resume.metadata.origin if resume else start.as_origin if start else None
+        metrics = Metrics(run if processes.is_main else None, state.step)
+        training = Training(config, run, data, learner, state, origin=origin, metrics=metrics)
+        for path in quarantined:
+            metrics.message(f"quarantined a checkpoint of a later step: {path}")
+        training.prepare(resume)
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
-            training.prepare(resume, command)
+            if processes.is_main:
+                record_start(run, state.step, command, learner.environment(), processes.size, training.steps)
+            metrics.to_tensorboard("add_text", "settings", settings_card(config), state.step)
             return training.loop(probes)
+
+
+def check_text(data: TokenDataset, fingerprint: str) -> None:
+    """Check that the processes of a run read the same text. Raises TextMismatchError."""
+    if data.fingerprint != fingerprint:
+        raise TextMismatchError("this process has another text than process 0; give all processes the same files")
 
 
 class Training:
@@ -94,53 +108,48 @@ class Training:
         config: RunConfig,
         run: Path,
         data: TokenDataset,
-        checkpoint: Checkpoint | None = None,
-        *,
-        start: Checkpoint | None = None,
-        metrics: Metrics | None = None,
         learner: Learner | None = None,
+        state: TrainState | None = None,
+        *,
+        origin: Origin | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.config, self.run, self.data = config, run, data
-        self.learner = learner or make_learner(config, data, checkpoint, start=start)
-        self.processes = self.learner.processes
-        self.metrics = metrics or Metrics(None, checkpoint.metadata if checkpoint else None)
-        self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
-        self.saved_step = self.state.step if checkpoint else None
-        self.origin = checkpoint.metadata.origin if checkpoint else start.as_origin if start else None
+        self.learner = learner = learner or make_learner(config, data)
+        self.processes = learner.processes
+        self.metrics = metrics or Metrics()
+        self.state, self.origin = state or TrainState(), origin
+        self.saved_step = self.state.step if self.state.step else None
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.frame_steps = frame_steps(config, self.steps, self.learner.parameters, self.learner.flops_per_token)
         self.unread: list[Tensor] = []
         """The loss and gradient norm (2,) of the latest steps, on the device."""
-        self.gradient_norm, self.matmul_speed = 0.0, math.nan
+        self.most_unread = 1 if learner.runtime.device == "cpu" else 100
+        """Steps after which their losses are read at the latest: reading waits for a GPU."""
+        self.gradient_norm = 0.0
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
         self.speed = ""
 
-    def refuse_if_finished(self) -> None:
-        """Complete a save that was interrupted. Raise RunFinishedError if nothing is left to do."""
-        if self.processes.is_main and newest_step(self.run) == self.state.step:  # there is nothing to quarantine
-            repair(self.run, self.state)
-        refuse_if_finished(self.config, self.run, self.steps, self.state)
-
-    def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
-        """Repair the folder, check that a batch fits, choose the loss, and record what computes it (collective)."""
-        learner, message = self.learner, self.metrics.message
-        for path in repair(self.run, self.state) if self.processes.is_main else ():
-            message(f"quarantined a checkpoint of a later step: {path}")
-        self.state = self.processes.share(self.state)  # repair may have reset the best loss
-        learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
-        environment, self.matmul_speed = learner.environment(), measure_matmul(learner.runtime)
-        changes = environment.changes(resume.metadata.runtime) if resume else []
+    def prepare(self, resume: Checkpoint | None = None) -> None:
+        """Report what runs where, check that a batch fits, and choose the loss (collective)."""
+        learner, message, step = self.learner, self.metrics.message, self.state.step
+        several = f"{self.processes.size} processes, each on " if self.processes.size > 1 else ""
+        message(f"{learner.parameters:,} parameters on {several}{learner.runtime.describe()}")
+        if step:
+            message(f"resuming at step {step}")
+        if not self.processes.is_exact:
+            message("runtime.exact=false: rounding depends on the number of processes")
+        if warning := learner.check_fit():
+            message(warning)
+        learner.use(choose_loss(learner, self.data.train, message))
+        changes = learner.environment().changes(resume.metadata.runtime) if resume else []
         if resume and (before := resume.config.train.sequences_at_once) != self.config.train.sequences_at_once:
             changes.append(f"micro-batches of {self.config.train.sequences_at_once} instead of {before}")
-        if changes and self.state.step:
+        if changes and step:
             masks = " and in dropout masks" if self.config.model.dropout else ""
             message(f"from this step on, results may differ in the last digits{masks}: {', '.join(changes)}")
-        if self.processes.is_main:
-            size, speed = self.processes.size, self.matmul_speed
-            record_start(self.run, self.state.step, command, environment, size, speed, self.steps)
-        self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the last step, validation stops improving, or a signal arrives (collective)."""
@@ -180,7 +189,7 @@ class Training:
         self.unread.append(self.learner.step(self.data.train, state.step, self.lr_factor(state.step)))
         state.step += 1
         state.tokens_seen += self.config.tokens_per_step
-        if len(self.unread) >= MOST_UNREAD.get(self.learner.runtime.device, 100):
+        if len(self.unread) >= self.most_unread:
             self.read()
 
     def read(self) -> None:
@@ -233,7 +242,6 @@ class Training:
             "optimizer/clipped_share": state.clipped_count / state.loss_count,
             "speed/characters_per_second": characters_per_second,
             "speed/flops": flops,
-            "speed/share_of_matmul": flops / (self.matmul_speed * self.processes.size),
             "time/seconds": self.clock.total,
             "memory/bytes": peak_memory(learner.runtime.device) or math.nan,
         }
@@ -247,7 +255,7 @@ class Training:
         self.read()
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
-        model, data, autocast = self.learner.evaluated_model, self.data, self.learner.runtime.autocast
+        model, data, autocast = self.learner.model, self.data, self.learner.runtime.autocast
         result = evaluate(model, data.validation, data.tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")
@@ -259,7 +267,7 @@ class Training:
         best = ", the best so far" if is_best and state.step else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
-            looking = probes if self.processes.is_main and not self.learner.is_fsdp else ()
+            looking = probes if self.processes.is_main else ()
             self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
         self._show_progress()
         self.clock.evaluating += self.clock.session - started
@@ -268,17 +276,21 @@ class Training:
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""
         self.saved_step = self.state.step
-        self._publish()
+        self._publish(save_checkpoint, self.learner.snapshot)
 
     def keep_frame(self) -> None:
         """Publish the weights, if this is one of the steps of the film (collective)."""
         if self.state.step in self.frame_steps:
-            self._publish(is_frame=True)
+            self._publish(save_frame, partial(self.learner.snapshot, with_optimizer=False))
 
-    def _publish(self, is_frame: bool = False) -> None:
+    def _publish(self, save: Callable[..., object], snapshot: Callable[[], Snapshot]) -> None:
+        """Let the main process `save` a snapshot. If it fails, all processes end (collective)."""
         self.read()
         self.state.seconds = self.clock.total
         self.metrics.flush()
+        taken = snapshot() if self.processes.is_main else None
+        if not self.processes.share(taken is not None and taken.is_finite):
+            raise self.diverged("the weights or the optimizer state are not finite")
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
             fingerprint=self.data.fingerprint,
@@ -288,17 +300,13 @@ class Training:
             parameters=self.learner.parameters,
             runtime=self.learner.environment(),
             state=self.state,
-            metrics_bytes=self.metrics.size,
-            metrics_sha256=self.metrics.sha256,
         )
-        learner, log = self.learner, self.metrics.message
-        if not snapshot.save(learner, self.run, self.data.tokenizer, metadata, log, is_frame=is_frame):
-            raise self.diverged("the weights or the optimizer state are not finite")
+        contents = (self.config, self.data.tokenizer, metadata, taken, self.metrics.message)
+        self.processes.together(lambda: save(self.run, *contents) if taken else None)
 
     def _show_progress(self, activity: str = "") -> None:
-        is_trained = (
-            self.state.best_loss is not None
-        )  # the loss of step 0 beside that of training looks like overfitting
+        # The validation loss of step 0 beside a training loss would look like overfitting.
+        is_trained = self.state.best_loss is not None
         losses = {"loss": self.state.train_loss, "val": self.state.validation_loss if is_trained else None}
         shown = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
         self.metrics.progress(self.state.step, self.steps, ", ".join(filter(None, (activity, *shown, self.speed))))

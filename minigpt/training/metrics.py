@@ -1,6 +1,5 @@
 """Reports of a run: `metrics.jsonl`, TensorBoard, and the terminal."""
 
-import hashlib
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from minigpt.errors import escape, reason
 from minigpt.paths import VALIDATION
-from minigpt.storage.metadata import Metadata
+from minigpt.storage.records import LONGEST_LINE
 from minigpt.training.signals import STDERR, word_wrapped
 
 GROUPS = {
@@ -37,20 +36,20 @@ class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
     A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
-    write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
+    write does not end training.
 
     TensorBoard gives each run one color, so it shows a run as two: NAME, and NAME/validation for the validation loss.
     """
 
-    def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
-        self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
+    def __init__(self, run: Path | None = None, step: int = 0) -> None:
+        """Report on `run` from `step` on. A run at step 0 has no curves yet."""
+        self.run, self.path = run, (run or Path()) / "metrics.jsonl"
+        self.purge_step = step + (step > 0)
         self.is_silent = run is None
         self.lines: Any = None
         """metrics.jsonl, after `__enter__`."""
-        self.pending = b""
-        self.digest = hashlib.sha256()
-        self.size = resumed.metrics_bytes if resumed else 0  # of metrics.jsonl, as `sha256` is its hash
-        self.sha256 = resumed.metrics_sha256 if resumed else self.digest.hexdigest()
+        self.is_torn = False
+        """Whether the last line may be incomplete."""
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers: "" for the run, and VALIDATION."""
         self.bar: tqdm[Any] | None = None
@@ -60,17 +59,11 @@ class Metrics:
         """Open the files. Before, only messages are reported."""
         if self.run is None:
             return self
-        step, content = self.resumed.step if self.resumed else 0, _lines_until(self.resumed, self.path)
         threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
-        # In older files, TensorBoard ignores events from purge_step on.
-        options: Any = {"purge_step": step + (step > 0), "flush_secs": 10}
+        options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides the events of older files from there
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
         self.lines = open(self.path, "ab", buffering=0)
-        self.lines.truncate(len(content))
-        self.digest.update(content)
-        if self.resumed and self.digest.hexdigest() != self.sha256:
-            self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
-        self.size, self.sha256 = len(content), self.digest.hexdigest()
+        self.lines.truncate(_size_before(self.path, self.purge_step))
         return self
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
@@ -79,9 +72,15 @@ class Metrics:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
         line = (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
-        self.digest.update(line)
-        self.size, self.sha256 = self.size + len(line), self.digest.hexdigest()
-        self._write(line)
+        was_torn, self.is_torn = self.is_torn, True
+        line = b"\n" * was_torn + line
+        try:
+            while line:
+                line = line[self.lines.write(line) :]
+            self.is_torn = False
+        except OSError as error:
+            if not was_torn:
+                self.message(f"cannot write {self.path}: {reason(error)}; its curves have a gap from step {step} on")
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
 
@@ -112,24 +111,12 @@ class Metrics:
         self.bar.refresh()
 
     def flush(self) -> None:
-        """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
-        if self.lines:
-            self._write(sync=True)
-        with suppress(OSError):  # the next call of `to_tensorboard` reports it
+        """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""
+        with suppress(OSError):  # the next call of `log` or `to_tensorboard` reports it
+            if self.lines:
+                os.fsync(self.lines.fileno())
             for board in self.boards.values():
                 board.flush()
-
-    def _write(self, line: bytes = b"", sync: bool = False) -> None:
-        """Write the pending lines and `line`. If that fails, keep them in memory."""
-        is_first, self.pending = not self.pending, self.pending + line
-        try:
-            while self.pending:
-                self.pending = self.pending[self.lines.write(self.pending) :]
-            if sync:
-                os.fsync(self.lines.fileno())
-        except OSError as error:
-            if is_first:
-                self.message(f"cannot write {self.path}: {reason(error)}; keeping the lines in memory")
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
@@ -137,8 +124,6 @@ class Metrics:
         if self.lines is None:
             return
         self.flush()
-        if self.pending:
-            self.message(f"{self.path}: lost the last {len(self.pending):,} bytes")
         self.lines.close()
         with suppress(OSError):
             for board in self.boards.values():
@@ -151,10 +136,14 @@ class Metrics:
             self.excepthook(thread)
 
 
-def _lines_until(checkpoint: Metadata | None, path: Path) -> bytes:
-    """Return the lines of `metrics.jsonl` up to the checkpoint of a resumed run."""
-    if checkpoint is None or not path.exists():
-        return b""
+def _size_before(path: Path, step: int) -> int:
+    """Return the size of the complete lines of `metrics.jsonl` before the first line of `step` or later."""
+    size = end = 0
     with open(path, "rb") as file:
-        content = file.read(min(checkpoint.metrics_bytes, path.stat().st_size))
-    return content[: content.rfind(b"\n") + 1]
+        while line := file.readline(LONGEST_LINE):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):  # keep a damaged line
+                if json.loads(line)["step"] >= step:
+                    break
+            end += len(line)
+            size = end if line.endswith(b"\n") else size
+    return size

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from minigpt.config.schema import OptimConfig
-from minigpt.training.dtensors import gathered, is_dtensor, local, rows
-from minigpt.training.parallel import ONE, Processes
 
 EPS = 1e-8
 NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
@@ -37,15 +35,12 @@ class ParamGroupOptimizer:
         """Return the state in the order of `state_shapes`, one tensor per parameter. Create it if needed."""
         for kind, shape in self.state_shapes.items():
             if kind not in self.state:
-                self.state[kind] = [
-                    torch.zeros_like(p) if shape(p) == p.shape else local(p).new_zeros(shape(p))
-                    for p in self.parameters
-                ]
-        return [list(map(local, self.state[kind])) for kind in self.state_shapes]
+                self.state[kind] = [p.new_zeros(shape(p)) for p in self.parameters]
+        return [self.state[kind] for kind in self.state_shapes]
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each parameter."""
-        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         assert len(gradients) == len(self.parameters), "a parameter has no gradient"
         return gradients
 
@@ -63,7 +58,7 @@ class AdamW(ParamGroupOptimizer):
     def step(self, lr: float) -> None:
         steps, averages, squares = self.state_tensors()
         adamw(
-            list(map(local, self.parameters)), self.gradients(), averages, squares, [], steps,
+            self.parameters, self.gradients(), averages, squares, [], steps,
             lr=lr, beta1=self.beta1, beta2=self.beta2, weight_decay=self.weight_decay, eps=EPS,
             fused=True, amsgrad=False, maximize=False,
         )  # fmt: skip
@@ -77,8 +72,7 @@ class Muon(ParamGroupOptimizer):
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
     each vector is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one. A
-    DTensor is gathered and updated alone, so that only one is whole at a time.
+    Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one.
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
@@ -94,19 +88,17 @@ class Muon(ParamGroupOptimizer):
         gradients = self.gradients()
         torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
         updates = torch._foreach_lerp(gradients, momenta, self.momentum)
-        torch._foreach_mul_(list(map(local, self.parameters)), 1 - lr * self.weight_decay)
+        torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
         stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
-            alone = (id(matrix),) if is_dtensor(matrix) else ()
-            stacks[tuple(sorted(matrix.shape)) + alone].append((matrix, update, size))
+            stacks[tuple(sorted(matrix.shape))].append((matrix, update, size))
         for stack in stacks.values():
-            wide = torch.stack([_wide(gathered(update, matrix)) for matrix, update, _ in stack])  # (N, R, C), R <= C
+            wide = torch.stack([_wide(update) for _, update, _ in stack])  # (N, R, C), R <= C
             orthogonal = orthogonalize(wide.to(self.dtype), self.ns_coefficients)
             normalized = self.normalize_columns(orthogonal, [size for *_, size in stack])
             for (matrix, _, _), update in zip(stack, normalized, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
-                whole = update if update.shape == matrix.shape else update.mT
-                local(matrix).add_(rows(whole, matrix), alpha=-lr * scale)
+                matrix.add_(update if update.shape == matrix.shape else update.mT, alpha=-lr * scale)
 
     def normalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         """Return updates (N, R, C) with each column over its running RMS, and the norm of each matrix unchanged.
@@ -174,19 +166,8 @@ class Optimizer:
             for parameter, value in zip(group.parameters, values, strict=True)
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
-        """Copy the whole tensors that `state_dict` returned. Only their shapes matter outside of the main process.
-
-        Raises ValueError if a name or a shape does not fit the model.
-        """
-        if not state:  # before the first step
-            return
+    def create_state(self) -> dict[str, Tensor]:
+        """Create the state, with zeros, and return it like `state_dict`. The first step does the same."""
         for group in self.groups:
-            group.state_tensors()  # creates the state
-        tensors = self.state_dict()
-        wrong = tensors.keys() ^ state.keys() or {name for name in tensors if tensors[name].shape != state[name].shape}
-        if wrong:
-            for group in self.groups:
-                group.state.clear()
-            raise ValueError(f"the optimizer state {min(wrong)} does not fit the model")
-        processes.distribute(state, tensors)
+            group.state_tensors()
+        return self.state_dict()

@@ -1,6 +1,5 @@
 """How a run ends: its result or error, the settings that resume it, and the check that it has not ended yet."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,6 @@ from minigpt.errors import LostProcessError, RunFinishedError, TrainingError, es
 from minigpt.model.memory import as_memory_error
 from minigpt.storage.metadata import TrainState
 from minigpt.storage.runs import newest_step
-from minigpt.text.dataset import TokenDataset
-from minigpt.text.simple import MOST_TOKENS, ngram_losses
-from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.parallel import LOST_CONTACT, is_lost
 
 
@@ -54,35 +50,13 @@ def settings_card(config: RunConfig) -> str:
     return "\n".join(("| setting | value | default |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in cells)))
 
 
-def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
-    """Compare a loss, in nats per token, with the loss of guessing each token with the same probability."""
-    size, unit = tokenizer.vocab_size, tokenizer.unit
-    guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
-    among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709
-    return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
-
-
-def compare_loss(loss: float, data: TokenDataset) -> str:
-    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
-
-    If the `loss` of the model is higher, say so, and what to do.
-    """
-    if len(data.validation) > MOST_TOKENS:
-        return ""
-    losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
-    pairs, longest = losses[1], losses[-1]
-    worse = " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
-    counting = f"counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
-    return f"On the validation text, {counting}{worse if loss > pairs else ''}"
-
-
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
     """Return whether validation has not improved for `train.patience` evaluations."""
     return 0 < config.train.patience <= state.evaluations_since_best
 
 
-def refuse_if_finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> None:
-    """Raise RunFinishedError if the run has nothing left to do."""
+def finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> RunFinishedError | None:
+    """Return the error that the run has nothing left to do, or None."""
     if state.step > steps:
         problem = f"run {run.name} is at step {state.step}, past its last step, {steps}"
     elif state.step == steps:
@@ -90,8 +64,8 @@ def refuse_if_finished(config: RunConfig, run: Path, steps: int, state: TrainSta
     elif is_out_of_patience(config, state):
         problem = f"run {run.name} stopped early at step {state.step}, because validation no longer improved"
     else:
-        return
-    raise RunFinishedError(problem, run, resume_settings(config, steps, state))
+        return None
+    return RunFinishedError(problem, run, resume_settings(config, steps, state))
 
 
 def resume_settings(config: RunConfig, steps: int, state: TrainState) -> tuple[str, ...]:

@@ -7,28 +7,21 @@ has two terms, and a + b equals b + a.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import ConfigError, InsufficientMemoryError, JoinError, OtherProcessError, UserError, escape, reason
-from minigpt.model.memory import check_memory, training_memory
-from minigpt.model.size import count_parameters
-from minigpt.training.dtensors import is_dtensor, local, rows
+from minigpt.errors import ConfigError, JoinError, OtherProcessError, UserError, escape, reason
 from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
-Write = Callable[[Path], None]
-"""Writes files into a folder."""
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
 """How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
@@ -62,8 +55,6 @@ class Processes:
     def together(self, work: Callable[[], T]) -> T:
         """Call `work` on every process, and return its own result (collective). If it fails on one process, end all.
 
-        On each machine, one process goes first, so that the others find its cached files.
-
         Raises:
             UserError, OSError: `work` raised it here, and on no process before this one.
             OtherProcessError: `work` failed on another process, which prints the message.
@@ -72,16 +63,15 @@ class Processes:
             return work()
         results: list[T] = []
         error: UserError | OSError | None = None
-        for is_turn in (self.local_rank == 0, self.local_rank != 0):
-            try:
-                results += [work()] if is_turn else []
-            except (UserError, OSError) as problem:
-                error = problem
-            failed = self.gather(error is not None)
-            if error and failed.index(True) == self.rank:
-                raise error
-            if any(failed):
-                raise OtherProcessError("another process failed")
+        try:
+            results.append(work())
+        except (UserError, OSError) as problem:
+            error = problem
+        failed = self.gather(error is not None)
+        if error and failed.index(True) == self.rank:
+            raise error
+        if any(failed):
+            raise OtherProcessError("another process failed")
         return results[0]
 
     @contextmanager
@@ -89,19 +79,6 @@ class Processes:
         """Enter a context on the main process only. Yield None on the other processes (collective)."""
         with ExitStack() as stack:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
-
-    def check_same(self, settings: Mapping[str, object]) -> None:
-        """Check that every process has the settings of the main process (collective). Raises ConfigError."""
-        main = self.share(dict(settings))
-        changed = "; ".join(
-            f"{key} {settings[key]} instead of {main[key]}" for key in main if settings[key] != main[key]
-        )
-
-        def compare() -> None:
-            if changed:
-                raise ConfigError(f"process {self.rank} differs from process 0: {escape(changed)[:500]}")
-
-        self.together(compare)
 
     def connect(self, config: RunConfig) -> None:
         """Create the groups for training, whose operations fail after `runtime.timeout` (collective)."""
@@ -160,48 +137,10 @@ class Processes:
         sums = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
         torch._foreach_copy_(list(tensors), sums)
 
-    @torch.no_grad()
-    def distribute(self, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-        """Copy the whole tensors of the main process to the tensors, or the rows, of every process (collective)."""
-        for name, tensor in tensors.items():
-            full = torch.empty(tensor.shape, device=tensor.device) if is_dtensor(tensor) else tensor
-            if self.is_main:
-                full.copy_(whole[name])
-            if self.size > 1:
-                dist.broadcast(full, src=0, group=self.group)
-            if full is not tensor:
-                local(tensor).copy_(rows(full, tensor))
-
-    # --- files -------------------------------------------------------------------------------------------
-
-    def write_together(self, save: Callable[[Write], object], write: Write) -> None:
-        """Let the main process `save` with a function that calls `write` with a folder on every process (collective).
-
-        Raises OtherProcessError if `save` failed on the main process.
-        """
-
-        def write_parts(folder: Path) -> None:
-            problem = ""
-            try:
-                write(folder)
-            except (OSError, SafetensorError) as error:
-                problem = f"process {self.rank}: {reason(error)}"
-            if problems := [*filter(None, self.gather(problem))]:
-                raise OSError("; ".join(problems))
-
-        if self.is_main:
-            is_saved = False
-            try:
-                save(lambda folder: write_parts(self.share(folder)))
-                is_saved = True
-            finally:
-                self.share(is_saved)
-        else:
-            while isinstance(folder := self.share(None), Path):
-                with suppress(OSError):  # the main process raises it, or tries again
-                    write_parts(folder)
-            if not folder:
-                raise OtherProcessError("another process failed")
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the tensors of the main process to all processes (collective)."""
+        for tensor in tensors if self.size > 1 else ():
+            dist.broadcast(tensor, src=0, group=self.group)
 
 
 ONE = Processes()
@@ -244,7 +183,7 @@ def join() -> Iterator[Processes]:
 
 def check_count(size: int, config: RunConfig) -> None:
     """Check that `size` processes can divide the shards of a batch. Raises ConfigError."""
-    shards, is_exact = config.train.shards, config.runtime.exact and config.runtime.parallel != "fsdp"
+    shards, is_exact = config.train.shards, config.runtime.exact
     allowed = [n for n in range(1, shards + 1) if shards % n == 0 and not (is_exact and n & (n - 1))]
     if size in allowed:
         return
@@ -256,38 +195,15 @@ def check_count(size: int, config: RunConfig) -> None:
     raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 
 
-def choose_fsdp(size: int, config: RunConfig, vocab_size: int, device: str) -> bool:
-    """Return whether to use FSDP2 on `size` processes: if the settings say so, or if a copy of the model does not fit.
-
-    Raises InsufficientMemoryError if a part of the model does not fit, either.
-    """
-    parallel, what = config.runtime.parallel, f"a model of {count_parameters(config.model, vocab_size):,} parameters"
-
-    def check(is_fsdp: bool) -> None:
-        memory = training_memory(config, vocab_size, device, processes=size, is_fsdp=is_fsdp)
-        check_memory(f"training {what}", memory, device, config)
-
-    if parallel != "fsdp" or size == 1:
-        try:
-            check(is_fsdp=False)
-            return False
-        except InsufficientMemoryError:
-            if parallel == "data" or size == 1 or config.model.is_recurrent:
-                raise
-    check(is_fsdp=True)
-    return True
-
-
 def is_lost(error: Exception) -> bool:
     """Return whether an error means that another process has exited or stopped responding."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 
-def add_shards(shards: range, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
-    """Return the sums of the tensors that `compute` returns for each shard, added as a balanced binary tree."""
-    if len(shards) == 1:
-        return compute(shards[0])
-    half = len(shards) // 2
-    left, right = add_shards(shards[:half], compute), add_shards(shards[half:], compute)
-    torch._foreach_add_(left, right)
-    return left
+def tree_merges(count: int) -> list[int]:
+    """Return how often the two latest sums are added after each of `count` terms, for a balanced binary tree."""
+    if count == 1:
+        return [0]
+    half = count // 2
+    *most, last = tree_merges(half) + tree_merges(count - half)
+    return [*most, last + 1]

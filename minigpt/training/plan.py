@@ -1,9 +1,9 @@
-"""What a run would take: memory by part for each kind of parallelism, operations and time. No text is read."""
+"""What a run would take: memory by part, operations and time. No text is read."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,10 +19,9 @@ from minigpt.model.kernels import TORCH, sdpa_fused
 from minigpt.model.memory import Memory, free_memory_bytes, peak_memory, training_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.text.tokenizer import Ids
-from minigpt.training.compilation import is_recordable
+from minigpt.training.compilation import choose_loss, is_recordable
 from minigpt.training.learner import Learner
 from minigpt.training.parallel import check_count
-from minigpt.training.preparation import prepare_learner, sequence_bytes
 from minigpt.world import available_cores
 
 LIBRARIES = 45_000_000
@@ -49,7 +48,7 @@ class Plan:
     runtime: Runtime
     free_bytes: int | None
     """Free memory for each process."""
-    parallel: dict[str, PlannedMemory]
+    memory: PlannedMemory
     flops_per_token: int
     flops_per_step: int
     seconds_per_step: float | None
@@ -74,13 +73,13 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def count(layers: int) -> int:
-        first_layers = changed(config, model={"n_layer": layers}, train={"ema": 0.0})
+        first_layers = changed(config, model={"n_layer": layers})
         # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
         with nullcontext() if config.model.is_recurrent else FakeTensorMode():
             learner = Learner(first_layers, vocab_size, replace(runtime, device="cpu", compile=False))
             if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
                 use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
-            return sequence_bytes(learner)
+            return learner.sequence_bytes()
 
     one, two = count(1), count(min(2, config.model.n_layer))
     return one + (config.model.n_layer - 1) * (two - one)
@@ -104,19 +103,16 @@ def make_plan(
         free = (free + program) // processes  # this process will end before the run starts
     program = program + LIBRARIES if is_cpu else 0
 
-    def needs(config: RunConfig, kind: str) -> Memory:
-        sequence, is_fsdp = planned_sequence_bytes(config, vocab_size, runtime), kind == "fsdp"
-        return training_memory(
-            config, vocab_size, runtime.device, sequence, processes=processes, is_fsdp=is_fsdp, program=program
-        )
+    def needs(config: RunConfig) -> Memory:
+        sequence = planned_sequence_bytes(config, vocab_size, runtime)
+        return training_memory(config, vocab_size, runtime.device, sequence, processes=processes, program=program)
 
-    kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)
-    parallel = {kind: plan_memory(config, free, partial(needs, kind=kind)) for kind in kinds}
+    memory = plan_memory(config, free, needs)
     if is_here and not time:
         time = time_step(config, vocab_size, runtime, processes, 2.0)
     parameters = count_parameters(config.model, vocab_size)
     step_seconds, is_measured = (time.step, time.is_measured) if time else (None, False)
-    return Plan(parameters, runtime, free, parallel, flops_per_token, per_step, step_seconds, is_measured)
+    return Plan(parameters, runtime, free, memory, flops_per_token, per_step, step_seconds, is_measured)
 
 
 def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:
@@ -140,13 +136,14 @@ def measure_step(
 
     Return the seconds of the passes of one sequence, and those of an update. None if the model does not fit.
     """
-    batch = {"batch_size": sequences, "micro_batch_size": None, "shards": 1, "ema": 0.0}
+    batch = {"batch_size": sequences, "micro_batch_size": None, "shards": 1}
     compile = config.runtime.compile if is_recordable(config, runtime) else False  # "auto" records
     small = changed(config, train=batch, runtime={"compile": compile})
     tokens = np.random.default_rng(0).integers(vocab_size, size=(sequences + 2) * config.model.context)
     try:
         learner = Learner(small, vocab_size, replace(runtime, compile=False))
-        learner.use(prepare_learner(learner, tokens, 0, lambda line: None))
+        learner.check_fit()
+        learner.use(choose_loss(learner, tokens, lambda line: None))
         for step in range(2):  # the first steps allocate memory
             timed_step(learner, tokens, step)
     except InsufficientMemoryError:
@@ -163,7 +160,7 @@ def timed_step(learner: Learner, tokens: Ids, number: int) -> tuple[float, float
     started = perf_counter()
     learner.compute_gradients(tokens, number).item()  # waits for the device
     middle = perf_counter()
-    learner.update(number, 1.0)
+    learner.update(1.0)
     learner.model.token_embedding.weight[0, 0].item()  # waits for the device
     return middle - started, perf_counter() - middle
 
@@ -191,14 +188,7 @@ def plan_memory(config: RunConfig, free: int | None, needs: Callable[[RunConfig]
     settings: tuple[str, ...] = ()
     if not fits and largest:
         settings = (f"train.micro_batch_size={largest}",)
-    elif not fits and not config.model.is_recurrent and needs(with_checkpointing(config)).total <= free:
-        settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
     return replace(planned, fits=fits, largest_micro_batch=largest, settings=settings)
-
-
-def with_checkpointing(config: RunConfig) -> RunConfig:
-    """Return a run that takes the least memory for activations."""
-    return changed(config, train={"micro_batch_size": 1}, runtime={"activation_checkpointing": True})
 
 
 def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -11,10 +11,9 @@ from minigpt.storage.checkpoint import Checkpoint, load_checkpoint, read_checkpo
 from minigpt.storage.records import read_starts
 from minigpt.storage.runs import checkpoint_steps, is_checkpoint, step_folder
 from minigpt.text.dataset import reload_dataset
-from minigpt.training.learner import Learner
+from minigpt.training.compilation import choose_loss
+from minigpt.training.learner import Learner, make_learner
 from minigpt.training.loop import Training
-from minigpt.training.preparation import choose_loss
-from minigpt.training.snapshot import make_learner
 
 
 def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
@@ -38,12 +37,11 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
     start = _start(checkpoint)
     learner = make_learner(config, data, saved=metadata.runtime, start=start)
-    resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
-    learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
+    learner.use(choose_loss(learner, data.train, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
     durations = _durations(checkpoint)
-    training = Training(config, Path(), data, start=start, learner=learner)
+    training = Training(config, Path(), data, learner)
     run = run_of(checkpoint.path)
     frames = {step: step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)} if run else {}
     different: list[str] = []
@@ -59,7 +57,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
 
 def _different(checkpoint: Checkpoint, learner: Learner) -> list[str]:
     """Return the names of the tensors that differ between a checkpoint and a learner."""
-    weights = {name: tensor.numpy(force=True) for name, tensor in learner.evaluated_model.state_dict().items()}
+    weights = learner.snapshot(with_optimizer=False).weights
     return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
 
 

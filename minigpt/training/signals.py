@@ -2,8 +2,6 @@
 
 import errno
 import os
-import re
-import select
 import shutil
 import signal
 import sys
@@ -12,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 from types import FrameType
 from typing import Any
 
@@ -21,8 +18,6 @@ from minigpt.world import rank
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
-PATIENCE = 1.0
-"""Seconds to wait for a reader of stderr."""
 CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe or a terminal that was closed."""
 
@@ -79,14 +74,6 @@ def unhandled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Stage(Enum):
-    """What `Interrupts` does with a signal depends on it."""
-
-    TRAINING = auto()  # no signal arrived, or only SIGHUP
-    STOPPING = auto()
-    OVER = auto()  # the block has ended
-
-
 class Interrupts:
     """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later signal ends the process.
 
@@ -102,7 +89,7 @@ class Interrupts:
     def __init__(self, is_silent: bool = False) -> None:
         self.signal: int | None = None
         self.is_silent = is_silent
-        self.stage, self.noted = Stage.TRAINING, 0.0
+        self.noted = 0.0
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -113,12 +100,11 @@ class Interrupts:
     def adopt(self, number: int | None) -> None:
         """Record a signal that another process has received. The same request may reach this process later."""
         if number and self.signal is None:
-            self._record(number)
+            self.signal, self.noted = number, time.monotonic()
 
     def __exit__(self, error: object, *_: object) -> None:
-        self.stage = Stage.OVER
         if error:
-            self.noted = time.monotonic()
+            self.adopt(signal.SIGTERM)
         elif self.signal is None:
             self._restore()
 
@@ -126,33 +112,19 @@ class Interrupts:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def _record(self, number: int) -> None:
-        self.noted, self.signal = time.monotonic(), number
-        self.stage = Stage.TRAINING if number == SIGHUP else Stage.STOPPING
-
     def _note(self, number: int, frame: FrameType | None) -> None:
-        is_later = time.monotonic() >= self.noted + PAIR
-        match self.stage:
-            case Stage.TRAINING:
-                self._record(number)
-                if number == signal.SIGINT and sys.stderr.isatty() and not self.is_silent:
-                    STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
-            case Stage.STOPPING if is_later and number != SIGHUP:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            case Stage.OVER if is_later:
-                self._restore()
-                signal.raise_signal(number)
+        now = time.monotonic()
+        if self.signal is None or (self.signal, number) == (SIGHUP, signal.SIGTERM):
+            self.signal, self.noted = number, now
+            if number == signal.SIGINT and sys.stderr.isatty() and not self.is_silent:
+                STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
+        elif now >= self.noted + PAIR and number != SIGHUP:
+            self._restore()
+            signal.raise_signal(number)
 
 
 class Stderr:
-    """`sys.stderr` as a file that never fails and never blocks. It drops text that cannot be written.
-
-    The reader of a pipe may be gone or busy. A terminal may be stopped by Ctrl-S or disconnected. A disk may be full.
-    """
-
-    def __init__(self) -> None:
-        self.patience = PATIENCE
+    """`sys.stderr` as a file that never fails: the reader of a pipe may be gone, or a disk full."""
 
     def __getattr__(self, name: str) -> Any:  # tqdm asks for the encoding and the width
         return getattr(sys.stderr, name)
@@ -161,35 +133,19 @@ class Stderr:
         """Do nothing: `write` flushes."""
 
     def write(self, text: str) -> None:
-        """Write `text`. If stderr stops accepting it, drop the rest."""
-        # A ready pipe takes 4096 bytes, a ready terminal 256 bytes or a line end. A character has at most 4 bytes.
-        pieces = re.findall(r"[^\n]{1,64}|\n" if sys.stderr.isatty() else r"(?s:.{1,1024})", text)
+        """Write `text`, or drop it."""
         try:
-            for piece in pieces:
-                if not self._is_ready():
-                    return
-                sys.stderr.write(piece)
-                sys.stderr.flush()
+            sys.stderr.write(text)
+            sys.stderr.flush()
         except RuntimeError:  # a signal handler writes while it interrupts a write
             pass
         except OSError as error:
-            if error.errno in CLOSED and sys.stderr.fileno() == 2:  # later lines have no reader either
-                devnull = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(devnull, 2)
-                os.close(devnull)
-
-    def _is_ready(self) -> bool:
-        """Return whether stderr accepts a piece of text. Wait for a slow reader, but only once."""
-        try:
-            is_ready = bool(select.select([], [sys.stderr], [], self.patience)[1])
-        except (OSError, ValueError):  # stderr has no descriptor, or this is Windows, where only sockets have a state
-            return True
-        self.patience = PATIENCE if is_ready else 0.0
-        return is_ready
+            if error.errno in CLOSED and sys.stderr.fileno() == 2:  # else Python fails to flush it at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 STDERR = Stderr()
-"""The stream for progress and notices. Setting O_NONBLOCK instead would affect other processes that share stderr."""
+"""The stream for progress and notices."""
 
 
 def word_wrapped(text: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from minigpt.errors import UserError
+from minigpt.interpret.comparison import read_log
 from minigpt.paths import FRAMES
 from minigpt.storage.checkpoint import Checkpoint, read_checkpoint
-from minigpt.storage.records import read_log
 from minigpt.storage.runs import step_folder
 from minigpt.viewer.packing_weights import Array, packed_size
 

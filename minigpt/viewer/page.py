@@ -4,8 +4,11 @@ Python packs the weights and computes what the page starts with. JavaScript, bui
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
 from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.records import last_start
+from minigpt.storage.records import read_starts
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
 from minigpt.viewer.film import Log, choose_moments, leave_out, loss_curve, most_moments
@@ -252,3 +255,13 @@ def _summary(checkpoint: Checkpoint) -> str:
     unit, size = next((name, size) for name, size, shortest in UNITS if seconds >= shortest)
     date = last_start(run, metadata.step) if run else ""
     return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)
+
+
+def last_start(run: Path, step: int) -> str:
+    """Return the date of the last start before a checkpoint, such as "25 November 2026". Return "" if unknown."""
+    for start in reversed(read_starts(run)):
+        with suppress(ValueError, KeyError, TypeError):
+            started = datetime.fromisoformat(start["started"])
+            if start["step"] < step:
+                return f"{started.day} {started:%B %Y}"
+    return ""

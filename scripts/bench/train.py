@@ -24,8 +24,9 @@ from minigpt.seeds import mix_seed
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset, reload_dataset
 from minigpt.text.tokenizer import Tokenizer
+from minigpt.training.compilation import choose_loss
+from minigpt.training.learner import make_learner
 from minigpt.training.loop import Training
-from minigpt.training.preparation import choose_loss
 from minigpt.training.setup import prepare_run
 
 MAX_SECONDS = 3600.0
@@ -67,9 +68,9 @@ def run(
 def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path, log: Log) -> Workload:
     """Build the side that trains as `minigpt train` does."""
     data = reload_dataset(config.data, *known)
-    training = Training(config, folder, data)
-    learner = training.learner
-    learner.use(choose_loss(learner, data.train, 0, log))
+    learner = make_learner(config, data)
+    training = Training(config, folder, data, learner)
+    learner.use(choose_loss(learner, data.train, log))
 
     def step() -> None:
         if training.state.step >= training.steps:

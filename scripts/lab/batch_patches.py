@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config.resolve import dotted, flatten, resolve
+from minigpt.training.learner import make_learner
 from minigpt.training.loop import Training
 
 
@@ -94,10 +95,11 @@ def trained(run: Any, steps: int, **changes: Any) -> nn.Module:
     """Return a model with another seed than `run` and perhaps other settings, trained for `steps`."""
     train = {"train.steps": steps, "train.seed": run.config.train.seed + 1000}
     config = resolve(("run", flatten(run.config)), ("other", {**train, **changes})).config
-    before = Training(config, run.run, run.data)
+    learner = make_learner(config, run.data)
+    before = Training(config, run.run, run.data, learner)
     while before.state.step < steps:
         before.step()
-    return before.learner.evaluated_model.eval()
+    return learner.model.eval()
 
 
 def teacher(run: Any, argument: dict[str, Any]) -> None:

@@ -103,18 +103,11 @@ def qk_scale(run: Any, argument: Mapping[str, Any]) -> None:
             attention.qk_norm = FixedGainRMSNorm(run.config.model.head_size, gain)
 
 
-def refuse_ema(run: Any, name: str) -> None:
-    """Raise ValueError if the run averages weights: the hooks of the average would use the model's own parameters."""
-    if run.config.train.ema:
-        raise ValueError(f"{name} does not work with train.ema")
-
-
 def value_residual(run: Any, argument: Any) -> None:
     """Mix the values of the first layer into those of the other layers (Zhou et al. 2024), with learned weights.
 
     This replaces the attention kernel, as `variational_dropout` does, so the two cannot be combined.
     """
-    refuse_ema(run, "value_residual")
     first: list[Tensor] = []
     attentions = [block.attention for block in run.learner.model.blocks]
     for attention in attentions:
@@ -156,7 +149,6 @@ def rope_base(run: Any, base: float) -> None:
 
 def gated_heads(run: Any, channels: int) -> None:
     """Scale each head's output by a gate computed from the first channels of the layer's input (Qiu et al. 2025)."""
-    refuse_ema(run, "gated_heads")
     for block in run.learner.model.blocks:
         attention, inputs = block.attention, list[Tensor]()
         attention.gates = nn.Parameter(torch.zeros(attention.n_head * channels))

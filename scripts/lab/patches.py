@@ -4,7 +4,6 @@ A patch changes a run before its first step. Patches that helped became part of 
 that their results can be reproduced.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,7 +36,6 @@ def apply(run: Any, patches: Mapping[str, Any]) -> None:
             RUN_PATCHES[name](run, argument)
     if patches:  # the model may have new parameters
         learner = run.learner
-        learner.average = copy.deepcopy(learner.model).eval().requires_grad_(False) if run.config.train.ema else None
         learner.optimizer = Optimizer(learner.model, run.config.optim, learner.runtime.torch_dtype)
     for name, argument in patches.items():
         if name in MUON_PATCHES:

@@ -71,15 +71,20 @@ def final_state(run: Path) -> dict[str, Any]:
 
     folder = run / f"checkpoints/step-{newest_step(run):08d}"
     state = json.loads((folder / "metadata.json").read_bytes())["state"]
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    metrics = [json.loads(line) for line in lines if line.endswith("\n")]
+    metrics: list[dict[str, Any]] = []
+    broken: list[str] = []
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            metrics.append(json.loads(line if line.endswith("\n") else ""))
+        except ValueError:
+            broken.append(line)
     return {
         "weights": (folder / "model.safetensors").read_bytes(),
         "optimizer": (folder / "optimizer.safetensors").read_bytes(),
         "state": {key: value for key, value in state.items() if key != "seconds"},
         "best": best_step(run),
         "metrics": [{k: v for k, v in line.items() if not k.startswith(UNREPEATABLE)} for line in metrics],
-        "incomplete line": "".join(lines[len(metrics) :]),
+        "broken lines": broken,
         "hidden files": sorted(path.name for path in (run / "checkpoints").glob(".*")),
     }
 

@@ -28,8 +28,8 @@ from processes import Fault, Launcher
 
 RESUME = ("--resume", "run")
 CHECKPOINTS = "runs/run/checkpoints"
-METRICS = ("metrics", "incomplete line")
-"""What a run may lose if its disk fails until the end but it ends without an error."""
+METRICS = ("metrics", "broken lines")
+"""What a run may lose if metrics.jsonl cannot be written."""
 ERRORS = {  # the kinds of operations at which each error can occur, and those that fail with it from then on
     "ENOSPC": ("owtmrs", "owm"),
     "EDQUOT": ("owtmrs", "owm"),
@@ -123,8 +123,8 @@ class Faults:
     def fail(self, section: Section, call: Call, name: str, lasting: bool) -> None:
         """Let an operation fail, once or from then on.
 
-        After one error in a save or in a metrics line, training must end as if nothing had happened: it repeats the
-        save, and keeps the line. In the other cases it may give up in one line, and resume later.
+        After one error in a save, training must end as if nothing had happened: it repeats the save. After errors in
+        metrics lines, only metrics may be missing. In the other cases it may give up in one line, and resume later.
         """
         folder = processes.copy(section.folder, self.work / "trial")
         run, is_metrics = folder / "runs/run", section is not self.saves[-1] and section not in self.others
@@ -132,7 +132,7 @@ class Faults:
         fault = Fault(folder / section.root, call.number, getattr(errno, name), kinds, half)
         result = self.launcher.run(folder, section.arguments, fault)
         problem, lost = find_damage(run, result.progress.saved), lost_steps(result, run)
-        ignore = METRICS if lasting and is_metrics else ()
+        ignore = METRICS if is_metrics else ()
         if result.code == 0:
             problem = problem or compare(self.expected, run, ignore)
             if problem == "different hidden files":  # the next start removes what could not be deleted

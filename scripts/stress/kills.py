@@ -1,12 +1,8 @@
 """Kill and interrupt training at random moments, and resume it."""
 
-import fcntl
 import itertools
 import math
-import os
 import random
-import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +17,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Muon, dropout, accumulation": {"model.dropout": 0.1, "train.micro_batch_size": 2},
     "classic, AdamW, dropout": {"model.family": "classic", "optim.name": "adamw", "model.dropout": 0.2},
     "LSTM, dropout": {"model.family": "lstm", "model.dropout": 0.1},
-    "Muon, dropout, EMA": {"train.ema": 0.99, "model.dropout": 0.1, "optim.schedule": "wsd"},
+    "Muon, dropout, wsd": {"model.dropout": 0.1, "optim.schedule": "wsd"},
 }
 PAIRS = ((SIGINT, SIGTERM), (SIGTERM, SIGTERM), (SIGINT, SIGINT), (SIGHUP, SIGTERM))
 LONGEST_GAP = 0.9
@@ -108,30 +104,6 @@ class Kills:
         where = f"{self.name}, {name}, {processes.PHASES[phase]}, {gap * 1000:.2f} ms"
         report.add(" and ".join(number.name for number in pair), problem, where, lost)
 
-    def block_stderr(self, name: str, report: Report) -> None:
-        """Train with a pipe as stderr that nobody reads: to the end, or until SIGTERM."""
-        run, (reader, writer) = self.folder / "runs" / name, os.pipe()
-        size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1)
-        os.write(writer, bytes(self.random.choice((0, size // 2, size))))
-
-        def setup() -> None:
-            os.dup2(writer, 2)
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - the old stream may belong to a file
-            signal.alarm(120)  # ends a process that waits for the reader
-
-        event = self._random_moment(send(SIGTERM)) if self.random.random() < 0.5 else None
-        result = self.launcher.run(self.folder, arguments(self.settings, name), event=event, setup=setup)
-        os.close(reader)
-        os.close(writer)
-        kind = "stderr is a full pipe"
-        if result.was_hit:
-            problem = self._find_problem(result, SIGTERM, run, -1, is_separate=False)
-            kind += ", and SIGTERM"
-        else:
-            problem = f"exit code {result.code}: {result.last_line}" if result.code else None
-        lost = lost_steps(result, run)
-        report.add(kind, problem or self._resume(name), f"{self.name}, {name}", lost)
-
     def _resume(self, name: str) -> str | None:
         """Train a run to its end, and return how it differs from the reference run."""
         result = self.launcher.run(self.folder, arguments(self.settings, name))
@@ -170,6 +142,6 @@ def try_kills(
             if left <= 0:
                 break
             left -= trial.try_run(f"run-{number}", min(left, trial.random.randint(1, 4)), report)
-        for kind, method in (("early", trial.kill_early), ("pairs", trial.send_pair), ("blocked", trial.block_stderr)):
+        for kind, method in (("early", trial.kill_early), ("pairs", trial.send_pair)):
             for number in range(shares[kind]):
                 method(f"{kind}-{number}", report)

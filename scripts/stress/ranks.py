@@ -18,7 +18,7 @@ TIMEOUT, MARGIN, DEADLINE = 5, 15, 120
 SHARED = LONG | {"train.batch_size": 16, "train.shards": 8, "model.dropout": 0.1, "runtime.timeout": TIMEOUT}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Muon, dropout, accumulation": {"train.micro_batch_size": 1},
-    "AdamW, dropout, EMA": {"optim.name": "adamw", "train.ema": 0.99},
+    "AdamW, dropout": {"optim.name": "adamw"},
 }
 FAULTS = {"SIGKILL to one rank": 4, "SIGTERM to all ranks": 2, "SIGTERM to one rank": 2, "SIGSTOP to one rank": 2}
 """The faults, and how often to choose each."""

@@ -72,7 +72,7 @@ def test_simple_methods_are_compared_on_the_validation_split_only(
     )
     (tmp_path / "other.txt").write_text("summer winds ", encoding="utf-8")
     assert "method" not in cli("eval", "verse-1", tmp_path / "other.txt").out
-    monkeypatch.setattr("minigpt.text.simple.MOST_TOKENS", 10)
+    monkeypatch.setattr("minigpt.interpret.simple.MOST_TOKENS", 10)
     assert cli("eval", "verse-1", "--json").json["simple"] == {}
 
 

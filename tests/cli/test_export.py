@@ -11,7 +11,6 @@ from command_line import VERSE, Cli
 from exports import made, nanogpt_file
 
 from minigpt.cli.export import export
-from minigpt.interop import imported
 from minigpt.interop.export import FORMATS
 from minigpt.storage import checkpoint
 from minigpt.text.tokenizer import CharTokenizer
@@ -41,7 +40,7 @@ def test_an_import_says_that_it_retries(cli: Cli, empty_folder: Path, monkeypatc
     def full(*arguments: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(imported, "write_arrays", full)
+    monkeypatch.setattr(checkpoint, "publish", full)
     monkeypatch.setattr(checkpoint, "RETRY_PAUSES", (0.0,))
     assert "No space left on device; retrying in 0 s" in cli("import", "stories").err
 

@@ -89,7 +89,11 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (UnknownCharacterError("p"), "eval", "add --unknown skip or --unknown replace"),
         (UnknownCharacterError("p"), "course check", ""),
         (TrainingError("p", RUN, 8), "train", "to resume from step 8: minigpt train --resume 'my run'"),
-        (TrainingError("p", Path("/x/my run")), "train", ""),
+        (
+            TrainingError("p", Path("/x/my run")),
+            "train",
+            "if its folder was moved, pass the new folder to minigpt train --resume",
+        ),
         (
             DivergedError("p", Path("runs/x"), 8, ("a.b=c",)),
             "train",

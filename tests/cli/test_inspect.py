@@ -274,7 +274,7 @@ def test_a_quarantined_checkpoint_has_a_page(cli: Cli, tmp_path: Path) -> None:
     assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4, 2]
 
 
-@pytest.mark.parametrize("command", ["inspect verse --compare", "eval verse --with", "inspect"])
+@pytest.mark.parametrize("command", ["inspect verse --compare", "inspect"])
 def test_the_error_of_a_damaged_run_names_the_command_that_checks_it(cli: Cli, tmp_path: Path, command: str) -> None:
     other = tmp_path / "other"
     shutil.copytree("runs/verse", other)

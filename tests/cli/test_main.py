@@ -177,7 +177,7 @@ def test_these_commands_start_without_torch(home: Path) -> None:
     commands = [
         *["--help", "--version", "train --help", "sample --help", "runs", "runs --json", "data list"],
         *["config list", "config show -c tiny", "config schema", "data info verse.txt"],
-        *["train --minutes -1", "train --resume auto", "train --processes 2 --minutes -1", "sample -l 3"],
+        *["train --minutes -1", "train --resume auto", "sample -l 3"],
     ]
     code = f"""
 import sys

@@ -8,7 +8,7 @@ from command_line import SMALL, VERSE, Cli
 
 from minigpt.training import plan as planning
 
-pytestmark = pytest.mark.usefixtures("empty_folder", "quick_and_clean")
+pytestmark = pytest.mark.usefixtures("empty_folder", "torch_settings")
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +32,13 @@ def test_the_vocabulary_size_is_assumed(cli: Cli) -> None:
     assert cli("plan", "-c", "tiny", *SMALL, "-s", "data.tokenizer=byte", "--json").json["vocab_size"] == 256
 
 
-def test_json_has_numbers_for_each_kind(cli: Cli) -> None:
+def test_several_processes_exchange_gradients(cli: Cli) -> None:
     shards = ("-s", "train.shards=2", "--processes", "2")
     found = cli("plan", "-c", "tiny", *SMALL, *shards, "--json").json
-    assert set(found["parallel"]) == {"data", "fsdp"}
-    assert found["parallel"]["fsdp"]["weights"] == found["parallel"]["data"]["weights"] // 2
+    assert found["memory"]["exchange"] == found["memory"]["weights"]
     assert found["seconds"] == 4 * found["seconds_per_step"]
     out = cli("plan", "-c", "tiny", *SMALL, *shards).out
-    assert "data  " in out.splitlines()[0]
+    assert re.match(r"memory of a process +size\n", out)
     assert out.endswith("not measured: communication between processes\n")
 
 
@@ -98,11 +97,6 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
     assert cli("plan", "-c", "tiny", "--minutes", "5").error.startswith("--minutes needs a text")
 
 
-def test_a_recurrent_model_is_not_split(cli: Cli) -> None:
-    arguments = ("plan", "-c", "shakespeare-lstm", "-s", "runtime.device=cpu", "--processes", "2", "--json")
-    assert set(cli(*arguments).json["parallel"]) == {"data"}
-
-
 def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
     arguments = ("plan", "-c", "tiny", "-s", "runtime.device=cuda:77")
     assert cli(*arguments, "--json").json["seconds_per_step"] is None
@@ -111,9 +105,9 @@ def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
 
 def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("plan", "-c", "tiny", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
-    peak = cli(*arguments, "--json").json["parallel"]["data"]["peak"]
+    peak = cli(*arguments, "--json").json["memory"]["peak"]
     monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak // 2)
-    assert re.search(r"data does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
+    assert re.search(r"it does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
     monkeypatch.setattr(planning, "free_memory_bytes", lambda device: 1000)
     assert "try a smaller train.batch_size" in cli(*arguments).out
 

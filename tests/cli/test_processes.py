@@ -1,6 +1,5 @@
 """Several processes train one run: the same bits, and one clear line for everything that goes wrong."""
 
-import json
 import os
 import re
 import shutil
@@ -12,14 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from command_line import HANG, SMALL, VERSE, Cli, environment, process, wait_until
-from several import Job, at_step, file_limit, little_memory, no_weights, other_argument, own_steps, together
+from command_line import HANG, SMALL, VERSE, environment, wait_until
+from forgery import forge
+from safetensors.numpy import load, save
+from several import Job, at_step, file_limit, no_weights, other_argument, own_steps, together
 from small_runs import ending
 
-from minigpt.errors import CheckpointError
-from minigpt.storage.checkpoint import load_checkpoint, load_optimizer
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.metadata import OPTIMIZER
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")]
@@ -30,12 +30,12 @@ TRAIN = (
 )  # fmt: skip
 CONFIGURATIONS = {
     "muon": ["-s", "model.dropout=0.1", "-s", "optim.grad_clip=0.3"],
-    "adamw": ["-s", "model.family=classic", "-s", "optim.name=adamw", "-s", "model.dropout=0.2", "-s", "train.ema=0.9"],
+    "adamw": ["-s", "model.family=classic", "-s", "optim.name=adamw", "-s", "model.dropout=0.2"],
     "long": ["-s", "data.val_source=long.txt"],  # five batches to evaluate
     "micro": ["-s", "train.micro_batch_size=1", "-s", "runtime.dtype=bfloat16", "-s", "model.dropout=0.1"],
     "lstm": ["-s", "model.family=lstm", "-s", "model.dropout=0.1"],
 }
-CONFIGURATIONS["lstm"] += ["-s", "data.tokenizer=byte", "-s", "runtime.activation_checkpointing=false"]
+CONFIGURATIONS["lstm"] += ["-s", "data.tokenizer=byte"]
 
 
 @pytest.fixture
@@ -139,13 +139,6 @@ def test_the_main_process_chooses_what_fits_into_minutes(folder: Path) -> None:
     assert ending(folder / "runs/run")["state"]["step"] == 5
 
 
-def test_all_processes_split_the_model_if_one_must(folder: Path) -> None:
-    """A copy fits into the memory of the main process, but not of the other one."""
-    ranks = train(folder, "run", "-s", "train.shards=2", setup=little_memory, argument=1)
-    assert [rank.code for rank in ranks] == [0, 0], ranks
-    assert "fsdp: no samples" in ranks[0].err
-
-
 def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:
     """Only the main process reads them."""
     succeed(folder, "start", "-s", "train.steps=2", size=1)
@@ -153,61 +146,6 @@ def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:
     ranks = train(folder, "two", "--from", "start", setup=no_weights, argument=1)
     assert [rank.code for rank in ranks] == [0, 0], ranks
     assert ending(folder / "runs/two") == expected
-
-
-# --- split models ------------------------------------------------------------------------------------
-
-SPLIT = ("-s", "runtime.parallel=fsdp", "-s", "train.steps=20", "-s", "model.dropout=0.1")
-
-
-@pytest.mark.parametrize("settings", [[], ["-s", "optim.name=adamw", "-s", "train.ema=0.9"]], ids=["muon", "adamw"])
-def test_a_split_model_learns_like_a_whole_one(folder: Path, settings: list[str]) -> None:
-    settings = [*SPLIT, *settings, "-s", "train.steps=100", "-s", "train.shards=2", "-s", "train.eval_every=50"]
-    whole = succeed(folder, "whole", *settings, "-s", "train.save_every=50", size=1)["state"]
-    ranks = train(folder, "run", *settings, "-s", "train.save_every=50", size=2)
-    assert [rank.code for rank in ranks] == [0, 0], ranks
-    found = load_checkpoint(folder / "runs/run", "last")
-    assert found.metadata.state.validation_loss == pytest.approx(whole["validation_loss"], rel=1e-4)
-    weights = load_checkpoint(folder / "runs/whole", "last").weights
-    assert all(np.allclose(found.weights[key], weights[key], rtol=1e-2, atol=1e-4) for key in weights)
-
-
-def test_split_checkpoints_are_read_anywhere(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process resumes, samples, evaluates, exports and verifies what four have written, and two go on from that."""
-    assert [rank.code for rank in train(folder, "run", *SPLIT, "-s", "train.ema=0.9", size=4)] == [0] * 4
-    last = step_folder(folder / "runs/run", 20)
-    assert {path.name for path in last.iterdir()} == {
-        "config.yaml", "metadata.json", "tokenizer.json",
-        *(f"{kind}-0000{part}-of-00004.safetensors" for kind in ("model", "optimizer") for part in range(1, 5)),
-    }  # fmt: skip
-    assert len(load_optimizer(load_checkpoint(last))) > len(load_checkpoint(last).weights)
-    monkeypatch.chdir(folder)
-    for command in (
-        ["sample", "run", "-l", "5"],
-        ["eval", "run"],
-        ["runs", "--verify"],
-        ["export", "run", "--to", "safetensors", "out"],
-        ["train", "--resume", "run", "-s", "train.steps=22", "-s", "runtime.parallel=auto"],
-    ):
-        assert cli(*command).code == 0, command
-    ranks = train(folder, "run", "-s", "train.steps=24", "-s", "runtime.parallel=fsdp", size=2)
-    assert [rank.code for rank in ranks] == [0, 0], ranks
-    assert checkpoint_steps(folder / "runs/run")[-1] == 24
-
-
-@pytest.mark.parametrize("harm", ["missing", "flipped"])
-def test_a_missing_or_damaged_part_is_found(folder: Path, harm: str) -> None:
-    train(folder, "run", *SPLIT, "-s", "train.steps=4")
-    part = step_folder(folder / "runs/run", 4) / "model-00002-of-00002.safetensors"
-    content = bytearray(part.read_bytes())
-    content[-1] ^= 1
-    part.unlink() if harm == "missing" else part.write_bytes(content)
-    with pytest.raises(CheckpointError, match="model-00002-of-00002") as error:
-        load_checkpoint(folder / "runs/run", 4)
-    assert error.value.run == folder / "runs/run"
-    main, _ = train(folder, "run", *SPLIT, "-s", "train.steps=6")
-    assert main.code == 0, main
-    assert "skipping the checkpoint of step 4" in main.err
 
 
 # --- signals, kills and hangs ------------------------------------------------------------------------
@@ -248,21 +186,6 @@ def test_sigterm_to_one_or_all_saves_the_same_step(folder: Path, receivers: tupl
     assert f"Stopped by SIGTERM at step {step}. Everything is saved in runs/run." in main.err
 
 
-def test_a_full_disk_of_one_process_ends_the_run_and_keeps_the_last_checkpoint(folder: Path) -> None:
-    settings = (*SPLIT, "-s", "model.n_embd=64", "-s", "train.steps=2")
-    train(folder, "run", *settings)
-    before = checkpoint_steps(folder / "runs/run")
-    part = step_folder(folder / "runs/run", 2) / "model-00002-of-00002.safetensors"
-    limit = part.stat().st_size // 2
-    longer = (*settings, "-s", "train.steps=4")
-    main, other = train(folder, "run", *longer, setup=file_limit, argument=(1, limit))
-    assert (main.code, other.code) == (1, 1), (main, other)
-    assert re.search("at step 4: process 1: .*File too large", main.errors[-1])
-    assert checkpoint_steps(folder / "runs/run") == before
-    assert [path.name for path in (folder / "runs/run/checkpoints").glob(".*")] == []
-    assert train(folder, "run", *longer)[0].code == 0
-
-
 # --- bad input ---------------------------------------------------------------------------------------
 
 
@@ -287,7 +210,6 @@ def the_only_line(ranks: Any) -> str:
         (["-s", "model.n_layer=none"], 2, 'model.n_layer is "none"'),
         (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
         (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
-        (["-s", "model.family=lstm", "-s", "runtime.parallel=fsdp"], 2, "runtime.parallel fsdp does not apply to"),
     ],
 )
 def test_an_error_of_all_processes_is_one_line(folder: Path, more: list[str], size: int, expected: str) -> None:
@@ -302,17 +224,28 @@ def test_standard_input_cannot_be_shared(folder: Path, words: list[str]) -> None
     assert line == "minigpt: 2 processes cannot share standard input; save the text to a file"
 
 
-@pytest.mark.parametrize(
-    ("other", "problem"),
-    [
-        (["-s", "train.seed=5"], "process 1 differs from process 0: train.seed 5 instead of 1337"),
-        (["other.txt"], "process 1 differs from process 0: text "),
-    ],
-)
-def test_processes_with_different_settings_or_texts_are_refused(folder: Path, other: list[str], problem: str) -> None:
+def test_processes_with_another_text_are_refused(folder: Path) -> None:
     (folder / "other.txt").write_text(VERSE[::-1], encoding="utf-8")
-    assert problem in the_only_line(train(folder, "run", setup=other_argument, argument=(1, other)))
+    line = the_only_line(train(folder, "run", setup=other_argument, argument=(1, ["other.txt"])))
+    problem = "this process has another text than process 0; give all processes the same files"
+    assert line.startswith(f"minigpt: process 1: {problem}")
     assert not (folder / "runs/run").exists()
+
+
+def test_processes_use_the_settings_of_the_main_one(folder: Path) -> None:
+    expected = succeed(folder, "one", size=1)
+    ranks = train(folder, "run", setup=other_argument, argument=(1, ["-s", "train.seed=5"]))
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert ending(folder / "runs/run") == expected
+
+
+def test_optimizer_state_that_does_not_fit_ends_all_processes(folder: Path) -> None:
+    succeed(folder, "run", "-s", "train.steps=4", size=1)
+    step = step_folder(folder / "runs/run", 4)
+    state = load((step / OPTIMIZER).read_bytes())
+    forge(step, {OPTIMIZER: save({**state, "exp_avg/norm.weight": state["exp_avg/norm.weight"][1:]})})
+    line = the_only_line(train(folder, "run"))
+    assert "cannot resume: exp_avg/norm.weight of the checkpoint does not fit the model" in line
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
@@ -336,7 +269,7 @@ def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, wrong: s
     (line,) = done.stderr.splitlines()
     assert re.match("minigpt: (process 2: )?cannot join the other processes .WORLD_SIZE=2.: ", line)
     assert f"{wrong}=2 must be less" in line if value else wrong in line
-    assert line.endswith("--processes N; to train in one process, unset WORLD_SIZE")
+    assert line.endswith("start them with torchrun; to train in one process, unset WORLD_SIZE")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -359,29 +292,25 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(folder: Path, number:
         assert waits.wait(HANG) == -number
 
 
-# --- the launcher ------------------------------------------------------------------------------------
+# --- torchrun ----------------------------------------------------------------------------------------
 
 
-def test_processes_are_started_by_the_option(folder: Path) -> None:
-    expected = succeed(folder, "one", size=1)
-    done = process(*TRAIN, "--name", "run", "--processes", "2", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert ending(folder / "runs/run") == expected
-    assert done.stderr.count("Finished at step 6") == 1
-    assert "2 processes, each on cpu (1 thread" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_a_signal_to_the_launcher_stops_all_and_saves(folder: Path, name: str) -> None:
-    command = [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run", "-s", "train.steps=100000", "--processes", "2"]
-    environ = environment() | {"RANK": "1"}  # without WORLD_SIZE it means nothing
-    with subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True) as running:
+def test_torchrun_gives_the_bits_of_one_process_and_prints_how_to_resume(folder: Path) -> None:
+    own = ["-s", "train.shards=2"]
+    expected = succeed(folder, "one", *own, size=1)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "minigpt"]
+    command = [*launch, *TRAIN, *own, "--name", "run"]
+    long = [*command, "-s", "train.steps=100000"]
+    with subprocess.Popen(long, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as running:
         wait_until(lambda: checkpoint_steps(folder / "runs/run")[1:])
-        running.send_signal(number := signal.Signals[name])
-        _, err = running.communicate(timeout=HANG)  # until the workers have ended, too
-    assert running.returncode == {"SIGINT": 130, "SIGKILL": -number}[name]
-    assert "Traceback" not in err
-    assert "2 processes, each on cpu" in err
-    assert err.count("Everything is saved in runs/run.") == 1
-    lines = (folder / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(lines[-1])["step"] <= checkpoint_steps(folder / "runs/run")[-1]
+        running.send_signal(signal.SIGTERM)  # torchrun passes it on
+        _, err = running.communicate(timeout=HANG)
+    step = checkpoint_steps(folder / "runs/run")[-1]
+    assert err.count(f"Stopped by SIGTERM at step {step}. Everything is saved in runs/run.") == 1, err
+    assert "torchrun --nproc-per-node 2 -m minigpt train --resume run\n" in err
+    shutil.rmtree(folder / "runs/run")
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes, each on cpu (1 thread" in done.stderr
+    assert done.stderr.count("Finished at step 6") == 1
+    assert ending(folder / "runs/run") == expected

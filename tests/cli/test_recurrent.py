@@ -100,24 +100,3 @@ def test_a_run_may_have_the_name_of_a_file(cli: Cli, tmp_path: Path, monkeypatch
     called(tmp_path, "train", "poems", "--name", "poems", *SMALL)
     monkeypatch.chdir(tmp_path)
     assert cli("eval", "poems").code == 0
-
-
-def test_predictions_of_two_runs_are_averaged(cli: Cli, tmp_path: Path) -> None:
-    alone = {run: cli("eval", run, "--json").json["loss"] for run in ("gpt", "lstm")}
-    average = cli("eval", "gpt", "--with", "lstm", "--json").json
-    assert average["loss"] < sum(alone.values()) / 2, "the logarithm is concave"
-    assert [Path(path).parts[1] for path in average["with"]] == ["lstm"]
-    assert cli("eval", "lstm", "--with", "gpt", "--json").json["loss"] == pytest.approx(average["loss"])
-    same = cli("eval", "gpt", "--with", "gpt")
-    assert f"loss                {alone['gpt']:.4f} nats" in same.out
-    assert "\naveraged with       runs/gpt/checkpoints/step-" in same.out
-    for name, text in (("more", VERSE + "!"), ("other", VERSE[::-1])):
-        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
-        called(tmp_path, "train", f"{name}.txt", *SMALL)
-    more, other = (tmp_path / "runs" / f"{name}-1" for name in ("more", "other"))
-    assert "gpt and more-1 have different vocabularies" in cli("eval", "gpt", "--with", more).error
-    assert "other-1 may have been trained on this text" in cli("eval", "gpt", "--with", other).err
-    (tmp_path / "new.txt").write_text(VERSE[5:90], encoding="utf-8")
-    assert cli("eval", "gpt", tmp_path / "new.txt", "--with", other).err == ""
-    assert "other-1 was trained on this text" in cli("eval", "gpt", tmp_path / "other.txt", "--with", other).err
-    assert same.err == ""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from command_line import VERSE, Cli
 
+from minigpt.interpret.copied import match_lengths
 from minigpt.sampling import generate as sampling
-from minigpt.sampling.copied import match_lengths
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import reload_dataset
 

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
 from minigpt.paths import VALIDATION
-from minigpt.storage.runs import checkpoint_steps
+from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training import loop
 from minigpt.training.loop import Training
 from minigpt.training.metrics import Metrics
@@ -153,7 +153,7 @@ def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monk
     )
     pairs, longest = re.search(told, cli("train", verse, *ONE_STEP).err, re.MULTILINE).groups()  # type: ignore[union-attr]
     assert float(longest) < float(pairs) < 3
-    monkeypatch.setattr("minigpt.training.outcome.MOST_TOKENS", 10)
+    monkeypatch.setattr("minigpt.interpret.simple.MOST_TOKENS", 10)
     assert "counting pairs" not in cli("train", verse, *ONE_STEP).err
 
 
@@ -301,7 +301,7 @@ def test_resume_continues_to_the_new_length(cli: Cli, run: Path, name: str) -> N
         ([], r"minigpt train --resume verse-1 --set train\.steps=8"),
         (["model.n_layer=2", "optim.lr=1"], r"model\.n_layer .*optim\.lr"),
         (["train.steps=2"], "step 4"),
-        (["runtime.device=cuda:77"], "cuda:77"),
+        (["runtime.device=cuda:77", "train.steps=6"], "cuda:77"),
         (["data.source=other.txt"], "other.txt"),
         (["nonsense=1"], "nonsense"),
     ],
@@ -315,6 +315,13 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     before = content(run)
     settings = [word for change in changes for word in ("-s", change)]
     assert re.search(problem, cli("train", "--resume", "last", *settings).error)
+    assert content(run) == before
+
+
+def test_a_refused_resume_quarantines_no_checkpoint(cli: Cli, run: Path) -> None:
+    (step_folder(run, 4) / "model.safetensors").write_bytes(b"damaged")
+    before = content(run)
+    assert "cuda:77" in cli("train", "--resume", "last", "-s", "runtime.device=cuda:77").error
     assert content(run) == before
 
 
@@ -343,14 +350,17 @@ def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest
     assert cli("train", "--name", "../b", "--resume", "auto").error.startswith("'../b' is not a valid run name")
 
 
+@pytest.mark.parametrize("phase", ["choose_loss", "record_start"])
 def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
-    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
+    """In the first phase there is no checkpoint yet; in the second there is one."""
+
     def out_of_memory(*_: object) -> None:
         Path("runs/b/notes.txt").touch() if Path("runs/b").exists() else None
         raise UserError("too large")
 
-    monkeypatch.setattr(loop, "prepare_learner", out_of_memory)
+    monkeypatch.setattr(loop, phase, out_of_memory)
     for name in "ab":
         assert cli("train", verse, "--name", name, *SMALL).error == "too large"
     assert [path.name for path in Path("runs").rglob("*")] == ["b", "notes.txt"]
@@ -362,7 +372,7 @@ def test_a_start_that_fails_later_than_its_first_save_can_be_resumed(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(loop, "prepare_learner", full)
+    monkeypatch.setattr(loop, "record_start", full)
     error = cli("train", verse, "--name", "a", *SMALL).error
     assert error.endswith("No space left on device; to resume from step 0: minigpt train --resume a")
     assert checkpoint_steps(Path("runs/a")) == [0]
@@ -448,7 +458,7 @@ def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("phase", ["loop.train", "preparation.check_memory"])
+@pytest.mark.parametrize("phase", ["loop.train", "loop.record_start"])
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
 def test_a_signal_before_the_first_step_ends_at_once_and_undoes_the_start(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, phase: str, number: signal.Signals

@@ -23,10 +23,10 @@ from minigpt.training.loop import Probe, Training
 from minigpt.training.outcome import Outcome
 
 OTHER = "the darling buds of May are too short a date, and all the winds do shake\n" * 30
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 FAMILIES = {
-    "modern": ["-s", "train.ema=0.5"],
+    "modern": [],
     "lstm": ["-s", "model.family=lstm"],
     "bytes": ["-s", "data.tokenizer=byte", "-s", "model.position=learned"],
 }

@@ -34,7 +34,7 @@ if sys.platform != "win32":
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX"),
-    pytest.mark.usefixtures("empty_folder", "quick_and_clean"),
+    pytest.mark.usefixtures("empty_folder", "torch_settings"),
 ]
 
 SAMPLE, EVAL, RESUME = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from small_runs import make_config
 
-from minigpt.config.resolve import decisive, flatten
-from minigpt.interpret.comparison import Curve, Measured
+from minigpt.config.resolve import flatten
+from minigpt.interpret.comparison import Curve, Measured, decisive
 from minigpt.storage.metadata import Environment, Metadata, TrainState
 from minigpt.training.evaluate import EvalResult
 

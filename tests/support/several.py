@@ -20,7 +20,7 @@ if sys.platform != "win32":  # whose tests import this module, but skip all that
     import resource
 
     CONTEXT = multiprocessing.get_context("forkserver")
-    CONTEXT.set_forkserver_preload(["minigpt.cli.app", "minigpt.training.loop", "minigpt.training.fsdp", "several"])
+    CONTEXT.set_forkserver_preload(["minigpt.cli.app", "minigpt.training.loop", "several"])
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,6 @@ def own_steps(rank: int, argument: None) -> None:
     import minigpt.training.dial as dial
 
     dial.steps_within = lambda *given: 5 + rank
-
-
-def little_memory(rank: int, victim: int) -> None:
-    """Let process `victim` find that a copy of the model does not fit."""
-    import minigpt.training.snapshot as snapshot
-
-    if rank == victim:
-        snapshot.choose_fsdp = lambda *given: True
 
 
 def no_weights(rank: int, victim: int) -> None:

@@ -20,8 +20,8 @@ from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, split
 from minigpt.text.tokenizer import Ids, make_tokenizer
-from minigpt.training.learner import Learner
-from minigpt.training.loop import Probe
+from minigpt.training.learner import Learner, make_learner
+from minigpt.training.loop import Probe, Training
 from minigpt.training.metrics import Metrics
 
 SETTINGS = {
@@ -54,6 +54,12 @@ def make_data(text: str = "") -> TokenDataset:
     tokenizer = make_tokenizer("char", text)
     train_part, validation = split([tokenizer.encode(text)], 0.1)
     return TokenDataset(train_part, validation, tokenizer, "fingerprint", len(text))
+
+
+def new_training(config: RunConfig, run: Path | None = None, data: TokenDataset | None = None) -> Training:
+    """Return a new run before its first step."""
+    data = data or make_data()
+    return Training(config, run or Path(), data, make_learner(config, data))
 
 
 def tensors(run: Path, step: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from small_models import some_ids
 
 EXPECTED = json.loads(golden.FILE.read_text(encoding="utf-8"))
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 def test_batches_begin_where_they_always_did() -> None:

@@ -6,10 +6,10 @@ import torch
 from random_models import checkpoint
 
 from minigpt.interpret.descriptions import describe_heads, mean_scores, score_model
-from minigpt.interpret.links import LINKS
+from minigpt.interpret.links import LINKS, links
 from minigpt.interpret.scores import PATTERNS, pattern_keys, uniform_attention
 from minigpt.model.load import load_transformer
-from minigpt.text.stories import links, stories
+from minigpt.text.stories import stories
 
 TEXT = "the cat sat\non the mat\nthe end of the cat"
 

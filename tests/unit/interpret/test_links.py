@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from minigpt.interpret.links import SCORES, link_scores
-from minigpt.text.stories import links, stories
+from minigpt.interpret.links import SCORES, link_scores, links
+from minigpt.text.stories import stories
 
 
 def test_a_head_on_the_links_scores_one_and_uniform_attention_scores_the_baseline() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config.resolve import resolve
-from minigpt.config.schema import OptimConfig, RunConfig, TrainConfig
+from minigpt.config.schema import OptimConfig, RunConfig
 from minigpt.model.gpt import GPT
 from minigpt.training.optim import Muon
 
@@ -146,12 +146,6 @@ def test_concatenated_positions_replace_the_last_dimensions() -> None:
     x = run.learner.model.embed(torch.tensor([[3, 3, 5]]))[0]
     assert torch.equal(x[:, 12:], run.learner.model.table[:3])
     assert torch.equal(x[:, :12], run.learner.model.token_embedding.weight[[3, 3, 5], :12])
-
-
-@pytest.mark.parametrize("name", ["gated_heads", "value_residual"])
-def test_patches_with_hooks_refuse_averaged_weights(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} does not work with train\.ema"):
-        patches.RUN_PATCHES[name](fake_run(train=TrainConfig(ema=0.5)), 12)
 
 
 def test_variational_dropout_uses_one_mask_for_all_positions() -> None:

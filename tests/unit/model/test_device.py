@@ -22,7 +22,7 @@ from minigpt.training.loop import train
 from minigpt.training.parallel import Processes
 from minigpt.training.plan import plan_runtime
 
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 DTYPES = ("float32", "bfloat16")
@@ -53,7 +53,7 @@ def test_choosing_changes_nothing_and_configuring_does(dtype: str, threads: int,
     assert chosen.describe() == f"{where}, {dtype}, cpu kernels, {how}"
 
 
-def test_a_gpu_computes_deterministically(monkeypatch: pytest.MonkeyPatch, quick_and_clean: None) -> None:
+def test_a_gpu_computes_deterministically(monkeypatch: pytest.MonkeyPatch, torch_settings: None) -> None:
     """Its attention adds in the order in which threads finish otherwise, so no run could be repeated or resumed."""
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
@@ -62,9 +62,7 @@ def test_a_gpu_computes_deterministically(monkeypatch: pytest.MonkeyPatch, quick
 
 
 def test_auto_fits_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a run to compile for, only the precision is measured, so `minigpt eval` starts sooner."""
     dtype = "bfloat16" if device.has_fast_bfloat16("cpu") else "float32"
-    monkeypatch.setattr(device, "measure_matmul", lambda runtime: pytest.fail("measured"))
     torch.set_num_threads(2)
     assert choose_runtime(config()) == Runtime("cpu", dtype, False, 2, "cpu")
     assert choose_runtime(RuntimeConfig()).device == device.available_devices()[0]
@@ -76,31 +74,29 @@ def test_kernels_are_named_by_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_instructions", "speed", "expected"),
+    ("instructions", "vendor", "expected"),
     [
-        (True, {"float32": 1.0, "bfloat16": 2.0}, "bfloat16"),
-        (True, {"float32": 2.0, "bfloat16": 1.0}, "float32"),
-        (False, {"float32": 1.0, "bfloat16": 2.0}, "float32"),
+        ("amx_bf16", "GenuineIntel", "bfloat16"),
+        ("avx512_bf16", "AuthenticAMD", "bfloat16"),
+        ("avx512_bf16", "GenuineIntel", "float32"),  # it takes twice as long
+        ("avx2", "AuthenticAMD", "float32"),
     ],
 )
-def test_bfloat16_is_chosen_if_the_hardware_has_it_and_is_faster(
-    has_instructions: bool, speed: dict[str, float], expected: str, monkeypatch: pytest.MonkeyPatch
+def test_bfloat16_is_chosen_by_the_instruction_set(
+    instructions: str, vendor: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An Intel processor without AMX has the instructions, and takes twice as long with them."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_instructions}, raising=False)
-    monkeypatch.setattr(device, "measure_product", lambda kind, dtype: speed[dtype])
-    monkeypatch.setattr(device, "has_fast_bfloat16", device.has_fast_bfloat16.__wrapped__)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instructions: True}, raising=False)
+    monkeypatch.setattr(device, "system_table", lambda path: f"vendor_id\t: {vendor}\n")
     assert choose_runtime(config()).dtype == expected
 
 
-def test_compilation_is_chosen_if_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "measure_matmul", lambda _: 3e9)  # so 1e9 FLOP take one second of training
+def test_compilation_is_chosen_by_the_work_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_compiler", lambda: True)
-    limit = device.COMPILE_FROM_SECONDS
-    for seconds, expected in ((1.0, False), (0.9 * limit, False), (1.1 * limit, True)):
-        assert choose_runtime(config(), flops=seconds * 1e9).compile is expected
+    limit = device.COMPILE_FROM_FLOP
+    chosen = [choose_runtime(config(), flops=flops).compile for flops in (0.0, 0.9 * limit, limit)]
+    assert chosen == [False, False, True]
     monkeypatch.setattr(device, "has_compiler", lambda: False)
-    assert choose_runtime(config(), flops=1e10 * limit).compile is False
+    assert choose_runtime(config(), flops=limit).compile is False
 
 
 def test_a_compiler_is_found_on_the_path_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,34 +127,20 @@ def test_measuring_frees_what_training_would_keep(kernels: Kernels) -> None:
     assert backward_bytes(lambda: model(ids), model.parameters()) == expected > logits.nbytes
 
 
-def needs(each: int = 0, processes: int = 1, is_fsdp: bool = False, device: str = "cuda", **changes: Any) -> Memory:
+def needs(each: int = 0, processes: int = 1, device: str = "cuda", **changes: Any) -> Memory:
     config = make_config(**{"train__batch_size": 16, **changes})
-    return training_memory(config, 13, device, each, processes=processes, is_fsdp=is_fsdp)
+    return training_memory(config, 13, device, each, processes=processes)
 
 
 def test_a_process_holds_the_copies_of_the_weights_and_the_activations_of_a_micro_batch() -> None:
     copy = 4 * count_parameters(make_config().model, 13)
-    assert needs(1000) == Memory(0, copy, copy, 2 * copy, 0, 0, 16_000)
+    assert needs(1000) == Memory(0, copy, copy, 2 * copy, 0, 16_000)
     assert needs(1000, train__micro_batch_size=4).activations == 4000
-    for on in (False, True):
-        sparing = needs(1000, device="cpu", runtime__activation_checkpointing=on)
-        assert sparing.activations == 16 * int(1000 * HEAP[on])
-    assert needs(train__ema=0.9).average == copy
+    assert needs(1000, device="cpu").activations == 16 * int(1000 * HEAP)
     assert needs(1000).total == 4 * copy + 16_000
     gradients = {shards: needs(train__shards=shards).gradients // copy for shards in (1, 2, 4, 16)}
     assert gradients == {1: 1, 2: 2, 4: 3, 16: 5}, "one for each level of the tree, and the newest"
-
-
-def test_fsdp_divides_what_data_parallelism_copies() -> None:
-    shape = {"model__n_layer": 4, "train__shards": 4, "train__ema": 0.9}
-    alone, data, fsdp = (needs(9, n, is_fsdp, **shape) for n, is_fsdp in ((1, False), (4, False), (4, True)))
-    assert data == replace(alone, gradients=data.weights, exchange=data.weights)
-    block = 4 * count_parameters(make_config(model__n_layer=1).model, 13)
-    parts = (data.weights // 4, data.gradients // 4, data.optimizer // 4, data.average // 4)
-    assert (fsdp.weights, fsdp.gradients, fsdp.optimizer, fsdp.average) == parts
-    assert (fsdp.exchange, fsdp.activations) == (2 * block, data.activations)
-    shards = needs(9, 2, True, **shape)  # two for each process
-    assert (shards.weights, shards.gradients) == (data.weights // 2, data.gradients)
+    assert needs(processes=4, train__shards=4) == replace(needs(), exchange=copy), "each has one shard"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +153,7 @@ def test_what_does_not_fit_is_refused_with_a_micro_batch_that_does(
     """Each sequence takes 1 MB, and 1 MB is needed otherwise; four fifths of the free memory are filled."""
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: free * 1_000_000)
     config = make_config(train__batch_size=16, train__micro_batch_size=micro)
-    needed = Memory(0, 500_000, 500_000, 0, 0, 0, micro * 1_000_000)
+    needed = Memory(0, 500_000, 500_000, 0, 0, micro * 1_000_000)
     if settings is None:
         check_memory("training", needed, "cpu", config)
         return

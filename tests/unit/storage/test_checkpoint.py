@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,12 +23,11 @@ from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model
 from minigpt.storage import checkpoint
 from minigpt.storage.checkpoint import (
-    Arrays,
     Checkpoint,
+    Snapshot,
     load_checkpoint,
     load_optimizer,
     save_checkpoint,
-    write_arrays,
 )
 from minigpt.storage.metadata import (
     FILES,
@@ -64,11 +62,6 @@ def metadata_of(state: TrainState) -> Metadata:
     )
 
 
-def writer(weights: Arrays, optimizer: Arrays) -> Callable[[Path], None]:
-    """Return what writes these arrays into the folder of a checkpoint."""
-    return partial(write_arrays, weights=weights, optimizer=optimizer)
-
-
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "RETRY_PAUSES", (0.0, 0.0))
@@ -88,8 +81,9 @@ def save(
     weights = {name: array * np.float32(scale) for name, array in UNIT.items()}
     state = TrainState(step=step, best_step=step if best is None else best, best_loss=best_loss)
     settings = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"keep_last": keep_last})})
+    run.mkdir(parents=True, exist_ok=True)
     optimizer = {"exp_avg/norm.weight": np.full((8,), scale, np.float32)}
-    return save_checkpoint(run, settings, TOKENIZER, metadata_of(state), writer(weights, optimizer), log)
+    return save_checkpoint(run, settings, TOKENIZER, metadata_of(state), Snapshot(weights, optimizer), log)
 
 
 def scale_of(loaded: Checkpoint) -> float:
@@ -153,7 +147,7 @@ def test_weights_alone_load_but_cannot_be_resumed(intact: Path, tmp_path: Path) 
 
 def test_zero_dimensional_arrays_and_views_are_saved_as_they_are(tmp_path: Path) -> None:
     arrays = {"scalar": np.full((), 3, np.float32), "view": np.arange(6, dtype=np.float32).reshape(2, 3).T}
-    save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), writer(UNIT, arrays))
+    save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), Snapshot(UNIT, arrays))
     found = load_optimizer(load_checkpoint(tmp_path))
     assert found["scalar"].shape == ()
     assert np.array_equal(found["view"], arrays["view"])
@@ -230,7 +224,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(
 ) -> None:
     """The hashes match, because another program may have written the weights."""
     arrays = {name: array for name, array in {**UNIT, **change}.items() if array is not None}
-    folder = save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), writer(arrays, {}))
+    folder = save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), Snapshot(arrays, {}))
     with pytest.raises(CheckpointError, match=problem):
         load_model(load_checkpoint(folder))
 

@@ -17,7 +17,7 @@ from command_line import Cli
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError
 from minigpt.paths import LOCK, containing_run, is_run
 from minigpt.storage.metadata import METADATA, Environment, digest
-from minigpt.storage.records import last_start, record_start
+from minigpt.storage.records import record_start
 from minigpt.storage.runs import (
     all_runs,
     best_step,
@@ -29,6 +29,7 @@ from minigpt.storage.runs import (
     new_run,
     step_folder,
 )
+from minigpt.viewer.page import last_start
 
 ROOT = Path(__file__).resolve().parents[3]
 FIELDS: dict[str, Any] = {
@@ -396,10 +397,10 @@ def test_each_start_is_recorded() -> None:
     run = make_run("runs/a")
     environment = Environment(device="cpu", dtype="float32", compile=False, threads=1)
     record_start(run, 0, ["minigpt", "train"], environment)
-    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment, matmul_speed=1e11)
+    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment, steps=9)
     first, second = map(json.loads, (run / "environment.jsonl").read_text(encoding="utf-8").splitlines())
     assert (first["step"], second["step"]) == (0, 500)
-    assert (first["matmul_flops_per_second"], second["matmul_flops_per_second"]) == (None, 1e11)
+    assert (first["steps"], second["steps"]) == (None, 9)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
     assert {"started", "host", "system", "minigpt", "python", "torch", "threads"} <= first.keys()
 

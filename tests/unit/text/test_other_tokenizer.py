@@ -11,13 +11,13 @@ from random_models import checkpoint, excerpt
 from minigpt.errors import NoCounterpartError, ViewError
 from minigpt.interop.export import FORMATS, export
 from minigpt.interpret.scores import are_letters, pattern_keys
+from minigpt.interpret.simple import explain_loss
 from minigpt.model.load import load_model
 from minigpt.notebook import Model
 from minigpt.text import corpus, dataset
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown
 from minigpt.training.evaluate import evaluate
-from minigpt.training.outcome import explain_loss
 from minigpt.viewer.page import build_page
 
 TEXT = "Speak, speak. é!\nSpeak again, spéak.\n"

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from minigpt.text.stories import BOYS, CAPITALS, GIRLS, MAX_SEED, Choices, links, stories
+from minigpt.interpret.links import links
+from minigpt.text.stories import BOYS, CAPITALS, GIRLS, MAX_SEED, Choices, stories
 
 
 def text(length: int, seed: int = 1) -> str:

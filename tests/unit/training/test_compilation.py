@@ -1,30 +1,23 @@
-"""If compiling or recording fails or does not pay, training continues without it and ends with the same weights."""
+"""If compiling or recording fails, training continues without it and ends with the same weights."""
 
-import queue
-import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from command_line import HANG
-from small_runs import make_config, make_data, same, tensors
+from small_runs import make_config, make_data, new_training, same, tensors
 from torch import Tensor, nn
 
 from minigpt.errors import UserError
-from minigpt.model import device
 from minigpt.model.device import Runtime
 from minigpt.model.gpt import GPT, eval_mode
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.training import compilation, preparation
-from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
-from minigpt.training.loop import Training, train
-from minigpt.training.preparation import choose_loss
+from minigpt.training import compilation
+from minigpt.training.compilation import choose_loss, compile_loss, is_recordable, record_loss
+from minigpt.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 def fail(*_: Any, **__: Any) -> Any:
@@ -55,9 +48,7 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return ((x * weight - y) ** 2).sum()
 
-    assert (
-        compile_loss(loss, nn.Module(), (torch.ones(2), torch.ones(2)), is_optional=True, log=messages.append) is loss
-    )
+    assert compile_loss(loss, nn.Module(), (torch.ones(2), torch.ones(2)), log=messages.append) is loss
     (warning,) = (line for line in messages if "failed" in line)
     assert "no such instruction" in warning
     assert "\n" not in warning
@@ -76,44 +67,13 @@ def test_training_continues_after_a_failed_compilation(
     assert train_twice(tmp_path, monkeypatch, compiler, True) == (False, True)
 
 
-@pytest.mark.parametrize(("wanted", "keeps"), [("auto", False), (True, True)])
-def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Any, keeps: bool
-) -> None:
-    """For a model of 10.7 M parameters, compilation can make each step 1.3 times as long."""
-
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 1.0
-        return now
-
-    def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-        def compile(function: Callable[..., Tensor], **_: Any) -> Callable[..., Tensor]:
-            def compiled(*inputs: Any) -> Tensor:
-                nonlocal now
-                now += 0.3
-                return function(*inputs)
-
-            return compiled
-
-        monkeypatch.setattr(compilation, "time", SimpleNamespace(perf_counter=clock))
-        monkeypatch.setattr(torch, "compile", compile)
-        monkeypatch.setattr(device, "COMPILE_FROM_SECONDS", 0.0)
-        monkeypatch.setattr(device, "has_compiler", lambda: True)
-
-    assert train_twice(tmp_path, monkeypatch, slow_compiler, wanted) == (keeps, True)
-    assert torch.are_deterministic_algorithms_enabled() is keeps
-
-
 def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "compile", lambda loss, **_: exhausted)
     with pytest.raises(torch.OutOfMemoryError):
-        compile_loss(exhausted, nn.Module(), (torch.ones(2), torch.ones(2)), is_optional=False, log=print)
+        compile_loss(exhausted, nn.Module(), (torch.ones(2), torch.ones(2)), log=print)
 
 
 def traced_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
@@ -133,28 +93,26 @@ def test_the_last_model_of_a_process_compiles_as_the_first(monkeypatch: pytest.M
     graphs = traced_graphs(monkeypatch)
     with torch._dynamo.config.patch(recompile_limit=1):
         for width in (16, 24, 32):
-            learner = Training(make_config(model__n_embd=width), Path(), make_data()).learner
+            learner = new_training(make_config(model__n_embd=width)).learner
             x, y = torch.randint(5, (2, 4, 8))
-            compile_loss(learner.mean_loss, learner.model, (x, y), is_optional=False, log=print)
+            compile_loss(learner.mean_loss, learner.model, (x, y), log=print)
     inputs = [node.meta["example_value"] for graph in graphs for node in graph.graph.find_nodes(op="placeholder")]
     assert len(graphs) == 3
     assert all(isinstance(value, Tensor) for value in inputs), "a symbolic size is an input too"
 
 
 @pytest.mark.parametrize("family", ["modern", "classic"])
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_blocks_share_one_compiled_function(family: str, checkpoints: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_share_one_compiled_function(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling takes as long for many layers as for one. Evaluations, of other shapes, do not compile again."""
     graphs = traced_graphs(monkeypatch)
-    learner = Training(make_config(model__family=family, model__n_layer=3), Path(), make_data()).learner
+    learner = new_training(make_config(model__family=family, model__n_layer=3)).learner
     model = learner.model
     assert isinstance(model, GPT)
-    model.checkpoints_activations = checkpoints
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.rand_like(parameter))  # blocks start as the identity
     x, y = torch.randint(5, (2, 4, 8))
-    compiled, gradients = compile_loss(learner.mean_loss, model, (x, y), is_optional=False, log=print), []
+    compiled, gradients = compile_loss(learner.mean_loss, model, (x, y), log=print), []
     for loss in (learner.mean_loss, compiled, compiled):
         learner.optimizer.zero_grad()
         loss(x, y).backward()
@@ -181,7 +139,6 @@ GPU = Runtime("cuda:0", "bfloat16", False, 1)
         ({}, Runtime("cuda:0", "bfloat16", True, 1), False),
         ({"train__shards": 2}, GPU, False),
         ({"train__micro_batch_size": 2}, GPU, False),
-        ({"runtime__activation_checkpointing": True}, GPU, False),
         ({"runtime__compile": False}, GPU, False),
     ],
 )
@@ -193,8 +150,8 @@ def test_a_recorded_run_is_not_compiled(tmp_path: Path, monkeypatch: pytest.Monk
     calls = []
 
     def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(preparation, "is_recordable", lambda *_: True)
-        monkeypatch.setattr(preparation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+        monkeypatch.setattr(compilation, "is_recordable", lambda *_: True)
+        monkeypatch.setattr(compilation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
 
     assert train_twice(tmp_path, monkeypatch, recorder, "auto") == (False, True)
     assert len(calls) == 12
@@ -244,32 +201,12 @@ def test_a_gpu_repeats_a_run_bit_for_bit_recorded_or_not(tmp_path: Path, family:
     runtime = {"runtime__device": "cuda", "runtime__dtype": "bfloat16", "runtime__compile": "auto"}
     config, weights = make_config(model__family=family, model__dropout=0.1, **runtime), []
     for is_recorded in (False, False, True):
-        training = Training(config, tmp_path, make_data())
+        training = new_training(config)
         if is_recorded:
-            training.learner.use(choose_loss(training.learner, make_data().train, 0, print))
+            training.learner.use(choose_loss(training.learner, make_data().train, print))
             assert training.learner.loss != training.learner.mean_loss
         for _ in range(12):
             training.step()
         weights.append({name: tensor.cpu() for name, tensor in training.learner.model.state_dict().items()})
     assert same(weights[0], weights[1])
     assert same(weights[0], weights[2])
-
-
-def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = queue.SimpleQueue[str]()
-    monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
-
-    def slow(loss: Loss, **_: Any) -> Loss:
-        assert messages.get(timeout=HANG).startswith("compiling the network: 10 to 40 s")
-
-        def compiled(x: Tensor, y: Tensor) -> Tensor:
-            assert messages.get(timeout=HANG).startswith("still compiling after ")
-            return loss(x, y)
-
-        return compiled
-
-    monkeypatch.setattr(torch, "compile", slow)
-    weight = torch.ones(2, requires_grad=True)
-    example = torch.ones(2), torch.ones(2)
-    compile_loss(lambda x, y: (x * weight - y).sum(), nn.Module(), example, is_optional=False, log=messages.put)
-    assert not [thread for thread in threading.enumerate() if thread.name == "compiling"]

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minigpt.cli.evaluate import octaves
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import ConfigError, TextError
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
-from minigpt.training.evaluate import MAX_TOKENS, evaluate, octaves
+from minigpt.training.evaluate import MAX_TOKENS, evaluate
 
 CONTEXT = 8
 TEXT = "the cat sat on the mat and that was that; " * 6

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from minigpt.config.resolve import flatten, resolve
 from minigpt.config.schema import ModelConfig, RunConfig
 from minigpt.errors import ConfigError, DeviceError, UserError
-from minigpt.model import device
 from minigpt.model.size import training_flops
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
@@ -157,8 +156,7 @@ def test_no_longer_run_takes_that_time(
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(dial, "time_step", lambda *given: time())
-    for module in (dial, device):  # which decides whether to compile
-        monkeypatch.setattr(module, "measure_matmul", lambda *given: 1e11)
+    monkeypatch.setattr(dial, "measure_matmul", lambda *given: 1e11)
     text = tmp_path / "my.txt"
     text.write_text("To be, or not to be: that is the question.\n" * 3000, encoding="utf-8")
 

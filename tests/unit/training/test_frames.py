@@ -21,7 +21,7 @@ from minigpt.training.loop import train
 from minigpt.training.replay import replay
 from minigpt.training.schedule import frame_steps
 
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 KEPT = [0, 2, 4, 8]
 """12 steps times (i / 5) squared, rounded. The last step is a checkpoint."""
 
@@ -55,13 +55,13 @@ def test_frames_are_the_weights_of_their_steps_and_change_nothing(tmp_path: Path
 
 
 def test_a_resumed_run_has_the_same_frames(tmp_path: Path) -> None:
-    whole, run = go(tmp_path / "whole", train__ema=0.5), tmp_path / "run"
-    go(run, stop=4, train__ema=0.5)
+    whole, run = go(tmp_path / "whole"), tmp_path / "run"
+    go(run, stop=4)
     assert checkpoint_steps(run, FRAMES) == KEPT[:3]
-    go(run, stop=8, resume=True, train__ema=0.5)
+    go(run, stop=8, resume=True)
     shutil.rmtree(step_folder(run, 8))  # the run goes back to step 5: it makes the frame of step 8 again
     (step_folder(run, 8, FRAMES) / MODEL).write_bytes(b"another future")
-    go(run, resume=True, train__ema=0.5)
+    go(run, resume=True)
     assert checkpoint_steps(run, FRAMES) == KEPT
     assert all(weights(run, step) == weights(whole, step) for step in KEPT)
 

@@ -8,32 +8,31 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from small_runs import disturb, make_config, make_data, same, tensors
-from torch import Tensor
 
 import minigpt.storage.checkpoint as storage
 import minigpt.training.learner as learner
 import minigpt.training.loop as loop
 import minigpt.training.schedule as schedule
-import minigpt.training.snapshot as snapshot
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
-from minigpt.storage.checkpoint import load_checkpoint, write_arrays
+from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import TrainState, read_metadata
 from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
-from minigpt.training.evaluate import EvalResult, evaluate
+from minigpt.training.evaluate import EvalResult
+from minigpt.training.learner import make_learner
 from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
 from minigpt.training.schedule import lr_factor
 
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 def curve(run: Path, tag: str) -> dict[int, float]:
@@ -100,7 +99,7 @@ def test_logging_evaluating_and_saving_change_no_weight(go: Any) -> None:
         torch.rand(3)
         random.random()
 
-    settings = {"model__dropout": 0.2, "train__ema": 0.9}
+    settings = {"model__dropout": 0.2}
     calm, _ = go("calm", train__log_every=100, train__eval_every=100, train__save_every=100, **settings)
     busy, _ = go(
         "busy", train__log_every=1, train__eval_every=1, train__save_every=1, train__keep_last=3,
@@ -116,25 +115,6 @@ def test_a_seed_determines_the_run(go: Any) -> None:
     assert same(tensors(first, 12), tensors(again, 12))
     assert curve(first, "loss/train") == curve(again, "loss/train")
     assert not same(tensors(first, 12), tensors(other, 12))
-
-
-def test_the_average_is_evaluated_and_saved_while_the_raw_weights_train(go: Any) -> None:
-    plain, _ = go("plain", train__steps=8)
-    averages: list[Tensor] = []
-    run, _ = go(
-        train__steps=8, train__ema=0.9,
-        probes=(lambda step, model, metrics: averages.append(model.norm.weight.clone()),),
-    )  # fmt: skip
-    saved, raw = (load_file(step_folder(run, 8) / f"{name}.safetensors") for name in ("model", "optimizer"))
-    expected = load_file(step_folder(plain, 8) / "model.safetensors")
-    assert all(torch.equal(raw[f"weights/{name}"], tensor) for name, tensor in expected.items())
-    assert any(not torch.equal(saved[name], tensor) for name, tensor in expected.items())
-    assert torch.equal(averages[-1], saved["norm.weight"])
-    data = make_data()
-    model = GPT(make_config().model, data.tokenizer.vocab_size)
-    model.load_state_dict(saved)
-    loss = evaluate(model, data.validation, data.tokenizer).loss
-    assert loss == curve(run, "loss/validation")[8] != curve(plain, "loss/validation")[8]
 
 
 def test_by_default_a_run_evaluates_a_few_times(go: Any) -> None:
@@ -203,18 +183,18 @@ def test_overfitting_means_falling_training_and_rising_validation_loss() -> None
 def test_the_first_save_says_that_it_retries(
     go: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = [OSError(errno.ENOSPC, "No space left on device")]
+    failing, publish = [OSError(errno.ENOSPC, "No space left on device")], storage.publish
 
-    def write(*arguments: Any, **named: Any) -> None:
+    def refuse_once(folder: Path) -> Any:
         if failing:
             raise failing.pop()
-        write_arrays(*arguments, **named)
+        return publish(folder)
 
-    monkeypatch.setattr(snapshot, "write_arrays", write)
+    monkeypatch.setattr(storage, "publish", refuse_once)
     monkeypatch.setattr(storage, "RETRY_PAUSES", (0.0,))
     go()
     problem = "cannot save the checkpoint at step 0: No space left on device"
-    assert capsys.readouterr().err.startswith(f"{problem}; retrying in 0 s\n")
+    assert f"{problem}; retrying in 0 s\n" in capsys.readouterr().err
 
 
 def test_a_run_that_stops_names_a_checkpoint_and_a_setting_that_may_help(
@@ -278,7 +258,8 @@ def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
     run, _ = go(train__steps=4)
     before = (run / "metrics.jsonl").read_bytes()
     checkpoint = load_checkpoint(step_folder(run, 4))
-    training = Training(checkpoint.config, run, make_data(), checkpoint)
+    learner = make_learner(checkpoint.config, make_data(), checkpoint)
+    training = Training(checkpoint.config, run, make_data(), learner, replace(checkpoint.metadata.state))
     training.step()
     training.save()
     go(resume=True, train__steps=8)

@@ -16,12 +16,11 @@ from minigpt.model.device import Runtime
 from minigpt.model.memory import Memory, training_memory
 from minigpt.model.size import training_flops
 from minigpt.text.tokenizer import Ids
+from minigpt.training import compilation
+from minigpt.training import learner as learning
 from minigpt.training import plan as planning
-from minigpt.training import preparation
-from minigpt.training.learner import Learner
+from minigpt.training.learner import Learner, make_learner
 from minigpt.training.plan import make_plan, measure_step, planned_sequence_bytes
-from minigpt.training.preparation import sequence_bytes
-from minigpt.training.snapshot import make_learner
 
 V = 13
 CPU = Runtime("cpu", "float32", False, 1, "cpu")
@@ -35,7 +34,6 @@ CASES: dict[str, tuple[dict[str, Any], Runtime]] = {
     "bfloat16": ({}, replace(CPU, dtype="bfloat16")),
     "torch": ({"model__norm": "layernorm"}, replace(CPU, kernels="torch")),
     "one layer": ({"model__n_layer": 1}, CPU),
-    "checkpointing": ({"runtime__activation_checkpointing": True}, replace(CPU, dtype="bfloat16")),
     "lstm": ({**LSTM, "model__n_embd": 64}, CPU),
 }
 
@@ -53,31 +51,20 @@ def only_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_activations_are_those_of_the_real_model(name: str) -> None:
     changes, runtime = CASES[name]
     config = make_config(**{**BASE, **changes})
-    assert planned_sequence_bytes(config, V, runtime) == sequence_bytes(Learner(config, V, runtime))
+    assert planned_sequence_bytes(config, V, runtime) == Learner(config, V, runtime).sequence_bytes()
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_only_what_is_not_allocated_yet_must_be_free(monkeypatch: pytest.MonkeyPatch, is_resumed: bool) -> None:
     checked: list[Memory] = []
-    monkeypatch.setattr(preparation, "check_memory", lambda _, needed, *__: checked.append(needed))
-    config = make_config(**BASE, train__ema=0.9, train__micro_batch_size=2)
+    monkeypatch.setattr(learning, "check_memory", lambda _, needed, *__: checked.append(needed))
+    config = make_config(**BASE, train__micro_batch_size=2)
     learner = Learner(config, V, CPU)
     if is_resumed:
         planning.timed_step(learner, np.arange(900) % V, 0)
-    preparation.check_fit(learner)
-    needed = training_memory(config, V, "cpu", sequence_bytes(learner))
-    assert checked == [replace(needed, weights=0, average=0, optimizer=0 if is_resumed else needed.optimizer)]
-
-
-def test_checkpointing_keeps_the_input_of_each_block_and_recomputes_one() -> None:
-    plain, sparing = (
-        [planned_sequence_bytes(make_config(**{**BASE, **on, "model__n_layer": n}), V, CPU) for n in (3, 4)]
-        for on in ({}, {"runtime__activation_checkpointing": True})
-    )
-    block, block_input = plain[1] - plain[0], 80 * make_config().model.n_embd * 4
-    assert sparing[1] - sparing[0] == block_input
-    assert plain[1] - sparing[1] == pytest.approx(3 * block - 4 * block_input, abs=2 * block_input)
-    assert block > 5 * block_input
+    learner.check_fit()
+    needed = training_memory(config, V, "cpu", learner.sequence_bytes())
+    assert checked == [replace(needed, weights=0, optimizer=0 if is_resumed else needed.optimizer)]
 
 
 def test_a_gpu_keeps_no_attention_weights() -> None:
@@ -85,12 +72,12 @@ def test_a_gpu_keeps_no_attention_weights() -> None:
     assert planned_sequence_bytes(config, V, gpu) < 0.8 * planned_sequence_bytes(config, V, CPU)
 
 
-def test_a_smaller_micro_batch_or_checkpointing_makes_a_run_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_micro_batch_makes_a_run_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(**BASE, runtime__device="cpu")
 
     def planned(config: RunConfig, free: int) -> planning.PlannedMemory:
         monkeypatch.setattr(planning, "free_memory_bytes", lambda device: free)
-        return make_plan(config, V).parallel["data"]
+        return make_plan(config, V).memory
 
     plenty = planned(config, 1 << 40)
     monkeypatch.setattr(planning, "peak_memory", lambda: 500)
@@ -101,10 +88,6 @@ def test_a_smaller_micro_batch_or_checkpointing_makes_a_run_fit(monkeypatch: pyt
     assert (found.fits, found.settings) == (False, (f"train.micro_batch_size={found.largest_micro_batch}",))
     none = planned(config, 1000)
     assert (none.fits, none.largest_micro_batch, none.settings) == (False, 0, ())
-    deep = make_config(**{**BASE, "model__n_layer": 8}, runtime__device="cpu")
-    least = planned(planning.with_checkpointing(deep), 1 << 40).peak
-    assert planned(deep, least).settings == ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
-    assert planned(deep, least - 1).settings == ()
 
 
 def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +114,10 @@ def test_a_plan_measures_the_loss_that_training_uses(monkeypatch: pytest.MonkeyP
     def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
         return is_recorded and config.runtime.compile == "auto" and not runtime.compile
 
-    for module in (planning, preparation):
+    for module in (planning, compilation):
         monkeypatch.setattr(module, "is_recordable", is_recordable)
-    monkeypatch.setattr(preparation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
-    monkeypatch.setattr(preparation, "compile_loss", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(compilation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+    monkeypatch.setattr(compilation, "compile_loss", lambda *_, **__: pytest.fail("compiled"))
     config = make_config(**BASE, runtime__compile="auto")
     for compiles in (True, False):  # the plan of a compiled run measures plain steps
         assert measure_step(config, V, replace(CPU, compile=compiles), 0.1, 1)
@@ -145,7 +128,7 @@ def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "has_compiler", lambda: True)
     base: dict[str, Any] = {**BASE, "train__shards": 4, "runtime__device": "cpu", "runtime__compile": "auto"}
     per_step = make_plan(make_config(**base), V).flops_per_step
-    monkeypatch.setattr(device, "measure_matmul", lambda runtime: 3 * per_step)  # so a step takes a second
+    monkeypatch.setattr(device, "COMPILE_FROM_FLOP", 200 * per_step)
     steps = make_config(**base, train__steps=1200)
     epochs = make_config(**base, train__epochs=60, train__steps=None)
     plans = [make_plan(config, V, processes).runtime.compile for config in (steps, epochs) for processes in (1, 4)]
@@ -154,7 +137,7 @@ def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyP
     assert [learner.runtime.compile for learner in trained] == [True, False]
 
 
-@pytest.mark.usefixtures("quick_and_clean")
+@pytest.mark.usefixtures("torch_settings")
 def test_a_measurement_is_the_median_of_steps_with_as_many_sequences_as_there_is_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from small_runs import make_config
 
-from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
 from minigpt.training import schedule
-from minigpt.training.outcome import refuse_if_finished, resume_settings
+from minigpt.training.outcome import finished, resume_settings
 from minigpt.training.schedule import Clock, eval_steps, run_steps
 
 
@@ -54,12 +53,12 @@ def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
     config, state = make_config(**changes), TrainState(**facts)
     steps = run_steps(config, 1000)
     assert resume_settings(config, steps, state) == settings
-    with pytest.raises(RunFinishedError) as error:
-        refuse_if_finished(config, Path("runs/r"), steps, state)
-    assert error.value.settings == settings
+    error = finished(config, Path("runs/r"), steps, state)
+    assert error is not None
+    assert error.settings == settings
     new = dict(setting.replace(".", "__").split("=") for setting in settings)
     changed = make_config(**{**changes, **{key: int(value) for key, value in new.items()}})
-    refuse_if_finished(changed, Path("runs/r"), run_steps(changed, 1000), state)
+    assert finished(changed, Path("runs/r"), run_steps(changed, 1000), state) is None
 
 
 def test_a_clock_tells_training_from_evaluating(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,21 @@
-"""One update: batch, gradient, clipping, average, and what happens when it is not finite."""
+"""One update: batch, gradient, clipping, and what happens when it is not finite."""
 
+import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from small_runs import disturb, make_config, make_data
+from small_runs import disturb, make_config, new_training
 from torch import Tensor
 
 from minigpt.errors import TrainingError
-from minigpt.training import loop, optim
+from minigpt.training import optim
 from minigpt.training.loop import Training
 
-pytestmark = pytest.mark.usefixtures("quick_and_clean")
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -21,7 +23,7 @@ def test_accumulation_gives_the_update_of_the_large_batch(tmp_path: Path, name: 
     runs: list[tuple[Training, list[Tensor]]] = []
     for micro in (None, 4, 1):
         config = make_config(optim__name=name, train__batch_size=8, train__micro_batch_size=micro)
-        training, sizes = Training(config, tmp_path, make_data()), []
+        training, sizes = new_training(config, tmp_path), []
         learner = training.learner
         learner.use(lambda x, y, own=learner, sizes=sizes: (sizes.append(len(x)), own.mean_loss(x, y))[1])
         training.step()
@@ -43,16 +45,16 @@ def test_muon_multiplies_in_the_precision_of_the_run(
     """A processor without bfloat16 takes four times as long in it."""
     orthogonalize, dtypes = optim.orthogonalize, []
     monkeypatch.setattr(optim, "orthogonalize", lambda x, how: (dtypes.append(x.dtype), orthogonalize(x, how))[1])
-    Training(make_config(runtime__dtype=dtype, optim__name="muon"), tmp_path, make_data()).step()
+    new_training(make_config(runtime__dtype=dtype, optim__name="muon"), tmp_path).step()
     assert set(dtypes) == {getattr(torch, dtype)}
 
 
 @pytest.mark.parametrize("share", [0.01, 0.9, 0.999, 1.001, 0.0], ids=str)
 def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: Path) -> None:
     """The limit is a share of the norm of the first step; 0 turns clipping off."""
-    free = Training(make_config(optim__grad_clip=0.0), tmp_path, make_data())
+    free = new_training(make_config(optim__grad_clip=0.0), tmp_path)
     free.step()
-    clipped = Training(make_config(optim__grad_clip=share * free.gradient_norm), tmp_path, make_data())
+    clipped = new_training(make_config(optim__grad_clip=share * free.gradient_norm), tmp_path)
     clipped.step()
     gradients = [[p.grad for p in run.learner.model.parameters() if p.grad is not None] for run in (clipped, free)]
     norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients[0]])).item()
@@ -61,18 +63,6 @@ def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: 
         assert norm == pytest.approx(share * free.gradient_norm, rel=1e-4)
     else:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(*gradients, strict=True))
-
-
-def test_the_average_follows_its_formula(tmp_path: Path) -> None:
-    training = Training(make_config(train__ema=0.3, optim__warmup=0.0), tmp_path, make_data())
-    learner = training.learner
-    assert learner.average is not None
-    expected = learner.model.token_embedding.weight.detach().clone()
-    for step in range(6):
-        training.step()
-        decay = min(0.3, (step + 1) / (step + 10))
-        expected = decay * expected + (1 - decay) * learner.model.token_embedding.weight.detach()
-    torch.testing.assert_close(learner.average.token_embedding.weight, expected, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("unread", [1, 100])
@@ -84,10 +74,10 @@ def test_a_step_that_is_not_finite_is_named_before_anything_uses_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str, unread: int
 ) -> None:
     """A CPU reads each step. A GPU reads steps together, so later steps also follow the bad one."""
-    monkeypatch.setitem(loop.MOST_UNREAD, "cpu", unread)
     disturb(monkeypatch, {3: kind})
-    training = Training(make_config(train__ema=0.9), tmp_path, make_data())
-    healthy = Training(make_config(train__ema=0.9), tmp_path, make_data())
+    training = new_training(make_config(), tmp_path)
+    training.most_unread = unread
+    healthy = new_training(make_config(), tmp_path)
     for _ in range(2):
         training.step()
         healthy.step()
@@ -109,15 +99,29 @@ def test_a_step_that_is_not_finite_is_named_before_anything_uses_its_weights(
 
 
 @pytest.mark.parametrize("use", [Training.log, Training.evaluate, Training.save])
-def test_steps_read_together_are_as_if_read_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Training], object]
-) -> None:
+def test_steps_read_together_are_as_if_read_alone(tmp_path: Path, use: Callable[[Training], object]) -> None:
     states = []
     for unread in (1, 100):
-        monkeypatch.setitem(loop.MOST_UNREAD, "cpu", unread)
-        training = Training(make_config(), tmp_path / str(unread), make_data())
+        (tmp_path / str(unread)).mkdir()
+        training = new_training(make_config(), tmp_path / str(unread))
+        training.most_unread = unread
         for _ in range(5):
             training.step()
         use(training)
         states.append(replace(training.state, seconds=0.0))
     assert states[0] == states[1]
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    training = new_training(make_config())
+    assert training.learner.snapshot().optimizer == {}, "there is no state before the first step"
+    training.step()
+    first = training.learner.snapshot()
+    before = copy.deepcopy(first)
+    training.step()
+    second = training.learner.snapshot()
+    for kept, now, later in zip(astuple(first), astuple(before), astuple(second), strict=True):
+        assert kept.keys() == later.keys()
+        assert all(np.array_equal(kept[name], now[name]) for name in kept)
+        assert any(not np.array_equal(kept[name], later[name]) for name in kept)
+    assert training.learner.snapshot(with_optimizer=False).optimizer == {}

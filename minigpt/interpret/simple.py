@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
@@ -83,3 +84,25 @@ def xz_loss(train: Ids, validation: Ids, tokenizer: Tokenizer) -> float:
     before, text = (tokenizer.decode(ids).encode() for ids in (train[-MOST_TOKENS:], validation))
     more = len(lzma.compress(before + text)) - len(lzma.compress(before))
     return 8 * math.log(2) * more / len(validation)
+
+
+def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
+    """Compare a loss, in nats per token, with the loss of guessing each token with the same probability."""
+    size, unit = tokenizer.vocab_size, tokenizer.unit
+    guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
+    among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709
+    return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
+
+
+def compare_loss(loss: float, data: TokenDataset) -> str:
+    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
+
+    If the `loss` of the model is higher, say so, and what to do.
+    """
+    if len(data.validation) > MOST_TOKENS:
+        return ""
+    losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
+    pairs, longest = losses[1], losses[-1]
+    worse = " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
+    counting = f"counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
+    return f"On the validation text, {counting}{worse if loss > pairs else ''}"

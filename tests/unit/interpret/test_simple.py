@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minigpt.text.simple import LONGEST, ngram_losses, xz_loss
+from minigpt.interpret.simple import LONGEST, ngram_losses, xz_loss
 from minigpt.text.tokenizer import make_tokenizer
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from minigpt.sampling import copied
-from minigpt.sampling.copied import copied_shares, excerpts, match_lengths
+from minigpt.interpret import copied
+from minigpt.interpret.copied import copied_shares, excerpts, match_lengths
 
 TRAINING = "The quick brown fox jumps over the lazy dog. A second sentence stands here."
 
