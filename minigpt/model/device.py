@@ -89,7 +89,7 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 
     Args:
         saved: The environment of a run that resumes. Its decisions replace "auto" if its device is available.
-        flops: The work of this process in the whole run, which decides if compilation pays.
+        flops: The work of the run, which decides if compilation pays. It does not depend on the number of processes.
 
     Raises:
         DeviceError: The device is not available.

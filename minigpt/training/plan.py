@@ -169,7 +169,6 @@ def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[R
     """Return the runtime of each process of a run that computes `flops` FLOP, and whether its device is available."""
     threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # workers start with their share
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
-    flops /= processes
     try:
         device = pick_device(config.device, local_rank=0 if processes > 1 else None)
         return choose_runtime(chosen.model_copy(update={"device": device}), None, flops=flops), True
