@@ -33,9 +33,8 @@ CONFIGURATIONS = {
     "adamw": ["-s", "model.family=classic", "-s", "optim.name=adamw", "-s", "model.dropout=0.2"],
     "long": ["-s", "data.val_source=long.txt"],  # five batches to evaluate
     "micro": ["-s", "train.micro_batch_size=1", "-s", "runtime.dtype=bfloat16", "-s", "model.dropout=0.1"],
-    "lstm": ["-s", "model.family=lstm", "-s", "model.dropout=0.1"],
+    "lstm": ["-s", "model.family=lstm", "-s", "model.dropout=0.1", "-s", "data.tokenizer=byte"],
 }
-CONFIGURATIONS["lstm"] += ["-s", "data.tokenizer=byte"]
 
 
 @pytest.fixture
@@ -79,7 +78,9 @@ def printed_samples(folder: Path) -> list[str]:
 # --- the same bits -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name", ["muon", "adamw", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("long", "micro", "lstm"))]
+)
 def test_one_two_and_four_processes_end_in_the_same_bits(folder: Path, name: str) -> None:
     """Weights, optimizer state, logged and validation losses, and samples."""
     settings = CONFIGURATIONS[name]
