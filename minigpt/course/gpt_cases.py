@@ -126,7 +126,7 @@ def yours(my: Any) -> Iterator[Case]:
 
 
 def _your_run(my: Any) -> Case:
-    """Return the check of the trained model. Raises Skipped if its run is damaged, or is none of the chapter."""
+    """Return the check of the trained model. Raises Skipped if its run is damaged, or of another model."""
     name = f"{RUNS.name}/{YOUR_RUN}"
     try:
         checkpoint = load_checkpoint(YOUR_RUN, "last")
