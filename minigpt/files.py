@@ -140,7 +140,7 @@ def read_within(path: Path, folder: Path, limit: int) -> bytes:
 
 
 def hash_within(path: Path, folder: Path, limit: int) -> str:
-    """Return the SHA-256 of a file, opened with `open_within`, of which only a block is in memory. Raises UserError."""
+    """Return the SHA-256 of a file, opened with `open_within` and read in blocks. Raises UserError."""
     hashed = hashlib.sha256()
     with open_within(path, folder, limit) as file:
         try:

@@ -69,7 +69,7 @@ class Learner:
         Raises CheckpointError if a name or a shape does not fit.
         """
         processes, weights = self.processes, self.model.state_dict()
-        has_state = processes.share(bool(snapshot and snapshot.optimizer))  # there is none before the first step
+        has_state = processes.share(bool(snapshot and snapshot.optimizer))  # before the first step, the state is empty
         state = self.optimizer.create_state() if has_state else {}
 
         def copy() -> None:
