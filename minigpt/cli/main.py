@@ -12,37 +12,41 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from minigpt.world import rank
+
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 """The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
 
 
 def main() -> None:
-    """Run the command line. `minigpt` and `python -m minigpt` start here."""
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # which nohup sets
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, without a traceback
-    from minigpt.training.signals import handle, interrupt, say_stopped, stop
+    """Run the command line. `minigpt` and `python -m minigpt` start here.
 
-    handle(signal.SIGINT, by=stop)
+    Before and after a command, Ctrl-C ends the process at once: there is nothing to undo.
+    """
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # which nohup sets
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Importing torch creates 165,000 objects, none of them garbage. Skipping them in collections saves 0.2 s.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     _prepare_streams()
     import minigpt.cli.app  # noqa: F401 - used by _run, which has something to undo
+    from minigpt.training.signals import STDERR, handle, interrupt
 
-    handle(signal.SIGINT)
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: results are checked for NaN and infinity instead
     arguments = sys.argv[1:]
     if "help" in (arguments if arguments[:1] == ["--debug"] else arguments[:1])[:2]:
         arguments.remove("help")  # `minigpt help train` is `minigpt train --help`
         arguments.append("--help")
+    handle(signal.SIGINT)
     try:
         code = _run(arguments)
     except KeyboardInterrupt:
-        say_stopped()
+        if not rank():  # once for all processes of a run
+            STDERR.write("minigpt: stopped by Ctrl-C\n")
         code = 128 + signal.SIGINT
     finally:
         if signal.getsignal(signal.SIGINT) == interrupt:  # else a signal was handled, and may come in a pair
-            handle(signal.SIGINT, by=stop)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,28 +124,29 @@ def _cells(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _verify_runs(folder: Path, as_json: bool) -> None:
-    from minigpt.storage.verify import verify_runs
+    from minigpt.cli.verify import verify_runs
 
     checked = list(verify_runs(folder))
     if as_json:
-        write(json_text([asdict(item) for item in checked]))
+        write(json_text(checked))
     elif not checked:
         notice(f"there are no runs in {escape(folder.absolute())}")
-    problems = [(item.run, item.name, item.problem) for item in checked if item.problem is not None]
+    problems = [[str(cell) for cell in item.values()] for item in checked if item["problem"]]
     if problems and not as_json:
         table(("run", "checkpoint", "problem"), problems)
     if problems:
         have = "has" if len(problems) == 1 else "have"
         raise UserError(f"{len(problems)} of {count(len(checked), 'checkpoint')} {have} a problem")
     if checked and not as_json:
-        print(f"{count(len(checked), 'checkpoint')} of {count(len({item.run for item in checked}), 'run')} are intact")
+        runs = {item["run"] for item in checked}
+        print(f"{count(len(checked), 'checkpoint')} of {count(len(runs), 'run')} are intact")
 
 
 def _replay(path: Path, as_json: bool) -> None:
     from tqdm import tqdm
 
+    from minigpt.cli.replay import replay
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.training.replay import replay
 
     checkpoint = load_checkpoint(path)
     run, step = checkpoint.run_name, checkpoint.metadata.step

@@ -25,7 +25,7 @@ from minigpt.cli.options import (
 from minigpt.cli.output import duration, notice, waiting
 from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, count
 from minigpt.paths import RUNS, is_run
-from minigpt.training.signals import SIGHUP, handle, stop
+from minigpt.training.signals import SIGHUP, handle
 from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
@@ -114,13 +114,11 @@ def train(
     check = partial(_check, new, resume, unknown)
     if not is_one_of_several():
         check()  # before PyTorch is imported
-    handle(signal.SIGINT, by=stop)  # there is nothing to undo yet
     with waiting("loading PyTorch"):
         import minigpt.training.loop
         import minigpt.training.setup  # noqa: F401 - used later
         from minigpt.training.parallel import join
 
-    handle(signal.SIGINT)
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
         joined.together(check)
@@ -159,10 +157,10 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            read, notices = processes.together(lambda: newest_intact(run) if processes.is_main else (None, []))
-            newest = _share(processes, read)
-            step = newest.metadata.step
-            prepared = processes.together(lambda: prepare_resume(run, new.settings, (newest, notices), processes.size))
+            newest = processes.share(processes.together(lambda: newest_intact(run) if processes.is_main else None))
+            assert newest, "the main process has read it"
+            step = newest[0].metadata.step
+            prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes)
         except TrainingError as error:
@@ -178,14 +176,6 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
             return 0
 
 
-def _share(processes: "Processes", read: "Checkpoint | None") -> "Checkpoint":
-    """Return the checkpoint that the main process read, without weights on the other processes (collective)."""
-    shared = processes.share(read and replace(read, weights={}))
-    checkpoint = read or shared
-    assert checkpoint, "the main process has read it"
-    return checkpoint
-
-
 def _start(processes: "Processes", new: NewRun) -> int:
     from minigpt.model.device import pick_device
     from minigpt.storage import runs
@@ -196,15 +186,16 @@ def _start(processes: "Processes", new: NewRun) -> int:
     def read_start() -> "Checkpoint | None":
         if new.name is not None:
             runs.check_name(new.name)  # before reading the text, which may take minutes
-        return load_checkpoint(new.start) if new.start is not None and processes.is_main else None
+        if new.start is None or not processes.is_main:
+            return None
+        return replace(load_checkpoint(new.start), weights={})  # the learner reads them again
 
     def prepare() -> "PreparedRun":
         prepared = prepare_run(new.text, new.config, new.settings, start, processes.size)
         pick_device(prepared.config.runtime.device, None, processes.local_rank)
         return prepared
 
-    read = processes.together(read_start)
-    start = _share(processes, read) if new.start is not None else None
+    start = processes.share(processes.together(read_start))
     prepared = processes.together(prepare)
     if prepared.is_fitted and not new.minutes and processes.is_main:
         notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
@@ -221,14 +212,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     from minigpt.training.loop import train
 
     config, data, checkpoint, start = prepared.config, prepared.data, prepared.checkpoint, prepared.start
-
-    def free_weights() -> None:
-        for read in filter(None, (checkpoint, start)):
-            read.weights.clear()
-
-    run_training = partial(
-        train, config, run, data, resume=checkpoint, start=start, on_loaded=free_weights, processes=processes
-    )
+    run_training = partial(train, config, run, data, resume=checkpoint, start=start, processes=processes)
     if not processes.is_main:
         outcome = run_training()
         return 128 + outcome.signal if outcome.signal else 0

@@ -67,12 +67,7 @@ def evaluate(
     """
     context = model.config.context
     stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise ConfigError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
-    if by_position and stride < context:
-        raise ConfigError(f"the loss by position needs windows that do not overlap, so a stride of {context}")
-    if len(tokens) < 2:
-        raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")
+    _check(tokens, context, stride, by_position)
     assert processes.size == 1 or not by_position, "only the sums are shared"
     device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
     batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
@@ -97,3 +92,13 @@ def evaluate(
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     means = tuple((position_sums / full).tolist()) if full else ()
     return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters, means)
+
+
+def _check(tokens: Ids, context: int, stride: int, by_position: bool) -> None:
+    """Raise ConfigError or TextError as `evaluate` does."""
+    if not 1 <= stride <= context:
+        raise ConfigError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
+    if by_position and stride < context:
+        raise ConfigError(f"the loss by position needs windows that do not overlap, so a stride of {context}")
+    if len(tokens) < 2:
+        raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")

@@ -18,7 +18,7 @@ from minigpt.model.load import build_model
 from minigpt.model.memory import backward_bytes, check_memory, training_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.seeds import mix_seed
-from minigpt.storage.checkpoint import Arrays, Checkpoint, Snapshot, load_optimizer
+from minigpt.storage.checkpoint import Arrays, Checkpoint, Snapshot, load_optimizer, read_checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
@@ -203,7 +203,8 @@ def make_learner(
 ) -> Learner:
     """Return the learner of a new run, perhaps with `start`'s weights, or of a run that resumes (collective).
 
-    Only the main process reads tensors. `saved` is the environment to compute in, if it is not that of `checkpoint`.
+    Only the main process reads tensors. Those of a checkpoint without weights come from its folder. `saved` is the
+    environment to compute in, if it is not that of `checkpoint`.
 
     Raises:
         DeviceError: The device is not available.
@@ -225,9 +226,10 @@ def make_learner(
 
 def _read(checkpoint: Checkpoint | None, start: Checkpoint | None) -> Snapshot | None:
     """Return the tensors that a run begins with, or None if they are random."""
-    if checkpoint is None:
-        return Snapshot(start.weights, {}) if start else None
-    state = load_optimizer(checkpoint)
-    if not state and checkpoint.metadata.step > 0:
+    source = checkpoint or start
+    if source is None:
+        return None
+    state = load_optimizer(checkpoint) if checkpoint else {}
+    if checkpoint and not state and checkpoint.metadata.step > 0:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
-    return Snapshot(checkpoint.weights, state)
+    return Snapshot(source.weights or read_checkpoint(source.path).weights, state)

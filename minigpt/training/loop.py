@@ -43,7 +43,6 @@ def train(
     *,
     resume: Checkpoint | None = None,
     start: Checkpoint | None = None,
-    on_loaded: Callable[[], None] = lambda: None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     processes: Processes = ONE,
@@ -54,7 +53,6 @@ def train(
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
-        on_loaded: Called when training no longer needs the weights of `resume` and `start`. They take memory.
         command: Recorded in the run.
         processes: The connected processes. Each calls this function, and the main one logs.
 
@@ -68,12 +66,8 @@ def train(
         config = processes.share(config)
         processes.together(partial(check_text, data, processes.share(data.fingerprint)))
         state = replace(resume.metadata.state) if resume else TrainState()
-        if refusal := finished(config, run, run_steps(config, len(data.train)), state):
-            if processes.is_main and newest_step(run) == state.step:
-                repair(run, state)  # complete a save that was interrupted; there is nothing to quarantine
-            raise refusal
+        _refuse_if_finished(config, run, data, state, processes)
         learner = make_learner(config, data, resume, start=start, processes=processes)
-        on_loaded()
         quarantined = repair(run, state) if processes.is_main else []  # a refused resume moves nothing
         state = processes.share(state)  # repair may have reset the best loss
         origin = resume.metadata.origin if resume else start.as_origin if start else None
@@ -89,6 +83,16 @@ def train(
                 record_start(run, state.step, command, learner.environment(), processes.size, training.steps)
             metrics.to_tensorboard("add_text", "settings", settings_card(config), state.step)
             return training.loop(probes)
+
+
+def _refuse_if_finished(
+    config: RunConfig, run: Path, data: TokenDataset, state: TrainState, processes: Processes
+) -> None:
+    """Raise RunFinishedError if there is nothing left to do."""
+    if refusal := finished(config, run, run_steps(config, len(data.train)), state):
+        if processes.is_main and newest_step(run) == state.step:
+            repair(run, state)  # complete a save that was interrupted; there is nothing to quarantine
+        raise refusal
 
 
 def check_text(data: TokenDataset, fingerprint: str) -> None:

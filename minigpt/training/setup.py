@@ -21,7 +21,7 @@ from minigpt.errors import (
     escape,
 )
 from minigpt.model.device import pick_device
-from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkpoint
+from minigpt.storage.checkpoint import Checkpoint, changed_settings, read_without_weights
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
@@ -250,12 +250,12 @@ def _check_processes(config: RunConfig, processes: int) -> None:
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, and a line for each newer checkpoint that is damaged."""
+    """Return the newest intact checkpoint, without weights, and a line for each newer checkpoint that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:
             verify(step_folder(run, step))
-            return load_checkpoint(step_folder(run, step)), notices
+            return read_without_weights(step_folder(run, step)), notices
         except InsufficientMemoryError:  # it is not damaged: an older one would lose steps
             raise
         except UserError as error:

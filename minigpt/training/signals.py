@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from minigpt.world import rank
-
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
@@ -35,18 +33,6 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     else:
         sys.exit(128 + number)
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C while there is nothing to undo, such as in the first imports: say so, and exit at once."""
-    say_stopped()
-    os._exit(128 + number)
-
-
-def say_stopped() -> None:
-    """Say that Ctrl-C stopped the program, once for all processes of a run."""
-    if not rank():
-        STDERR.write("minigpt: stopped by Ctrl-C\n")
 
 
 def raise_in_main_thread(number: int) -> None:

@@ -257,16 +257,14 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize(
     ("arguments", "module"),
-    [
-        *[("runs", "minigpt.cli.app"), ("runs", "pydantic")],
-        *[("sample", "numpy"), ("train verse.txt", "torch")],
-    ],
+    [("runs", "minigpt.cli.app"), ("runs", "pydantic"), ("sample", "numpy"), ("train verse.txt", "torch")],
 )
-def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
-    """A short command may print its result before the signal that waits for the end of the import."""
+def test_ctrl_c_in_an_import_has_no_traceback(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
+    """Before a command begins, Ctrl-C ends the process: a shell shows the code 130."""
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     done = interrupted_at(module, arguments, tmp_path)
-    assert (done.returncode, done.stderr) == (130, STOPPED)
+    assert (done.returncode, done.stderr) in {(-signal.SIGINT, ""), (130, STOPPED)}
+    assert (done.returncode == 130) == (module != "minigpt.cli.app")
 
 
 # ---- streams ----

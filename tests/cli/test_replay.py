@@ -11,11 +11,11 @@ from command_line import SMALL, VERSE, Cli
 from forgery import MODEL, forge
 from safetensors.numpy import load, save
 
+from minigpt.cli.replay import replay
 from minigpt.model import device
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training import compilation
-from minigpt.training.replay import replay
 
 SAME = "run {}: training again gives the same weights at step 4, bit for bit\n"
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("empty_folder")]

@@ -10,15 +10,15 @@ from safetensors.numpy import load, save
 from small_runs import make_config, make_data, stop_at
 
 import minigpt.storage.checkpoint as storage
+from minigpt.cli.replay import replay
+from minigpt.cli.verify import verify_runs
 from minigpt.errors import CheckpointError, UserError
 from minigpt.paths import FRAMES
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import METADATA, MODEL
 from minigpt.storage.runs import checkpoint_steps, saved_steps, step_folder
-from minigpt.storage.verify import verify_runs
 from minigpt.training import schedule
 from minigpt.training.loop import train
-from minigpt.training.replay import replay
 from minigpt.training.schedule import frame_steps
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
@@ -86,18 +86,18 @@ def test_a_frame_is_read_like_a_checkpoint_but_never_resumed(tmp_path: Path) -> 
 
 def test_a_damaged_frame_is_found(tmp_path: Path) -> None:
     run = go(tmp_path / "run")
-    assert not [checked for checked in verify_runs(tmp_path) if checked.problem]
+    assert not [checked for checked in verify_runs(tmp_path) if checked["problem"]]
     path = step_folder(run, 2, FRAMES) / MODEL
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    damaged = [checked for checked in verify_runs(tmp_path) if checked.problem]
-    assert [checked.name for checked in damaged] == ["frames/step-00000002"]
+    damaged = [checked for checked in verify_runs(tmp_path) if checked["problem"]]
+    assert [checked["name"] for checked in damaged] == ["frames/step-00000002"]
     with pytest.raises(UserError, match=r"model\.safetensors has changed"):
         load_checkpoint(run, 2)
 
 
 def test_replay_compares_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, data = go(tmp_path / "run"), make_data()
-    monkeypatch.setattr("minigpt.training.replay.reload_dataset", lambda *_: data)
+    monkeypatch.setattr("minigpt.cli.replay.reload_dataset", lambda *_: data)
     assert replay(load_checkpoint(run, "last")) == []
     frame = step_folder(run, 2, FRAMES)
     arrays = load((frame / MODEL).read_bytes())

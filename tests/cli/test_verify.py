@@ -11,10 +11,9 @@ from uuid import uuid4
 import pytest
 from command_line import SMALL, VERSE, Cli, called
 
+from minigpt.cli import verify as cli_verify
 from minigpt.paths import FRAMES
-from minigpt.storage import verify as storage_verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
-from minigpt.storage.verify import verify_runs
 
 CHECKED = ["step-00000002", "step-00000004"]
 
@@ -36,8 +35,8 @@ def run(trained: Path, empty_folder: Path) -> Path:
     return Path("runs/b")
 
 
-def problems() -> dict[str, str]:
-    return {f"{item.run} {item.name}": item.problem for item in verify_runs() if item.problem}
+def problems() -> dict[str, str | None]:
+    return {f"{item['run']} {item['name']}": item["problem"] for item in cli_verify.verify_runs() if item["problem"]}
 
 
 def flip(path: Path, place: float = 0.5) -> None:
@@ -68,8 +67,8 @@ def test_a_checkpoint_pruned_meanwhile_is_not_damage(run: Path, monkeypatch: pyt
         shutil.rmtree(step_folder(run, first), ignore_errors=True)
         check(folder)
 
-    check = storage_verify.verify
-    monkeypatch.setattr(storage_verify, "verify", prune_and_check)
+    check = cli_verify.verify
+    monkeypatch.setattr(cli_verify, "verify", prune_and_check)
     assert problems() == {}
     assert first not in checkpoint_steps(run)
 

@@ -1,7 +1,6 @@
 """Check that the checkpoints of runs have not changed since they were written, nor come from another run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.errors import UserError, reason
@@ -11,17 +10,11 @@ from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A checkpoint of a run, and its problem, if any."""
+def verify_runs(root: Path = RUNS) -> Iterator[dict[str, str | None]]:
+    """Check the checkpoints and frames of every run in `root`. Yield the `run`, `name` and `problem` of each.
 
-    run: str
-    name: str
-    problem: str | None
-
-
-def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check the checkpoints and frames of every run in `root`. Raise OSError if `root` cannot be read."""
+    The problem of an intact checkpoint is None. Raises OSError if `root` cannot be read.
+    """
     for run in sorted(root / name for name in names_in(root)):
         try:
             if not is_run(run):
@@ -29,11 +22,11 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
             frames = [step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)]
             checkpoints = [step_folder(run, step) for step in checkpoint_steps(run)]
         except OSError as error:
-            yield Checked(run.name, "folder", reason(error))
+            yield {"run": run.name, "name": "folder", "problem": reason(error)}
             continue
         if not checkpoints:
-            yield Checked(run.name, "checkpoints", "there is no checkpoint")
-        checked, newest = list[Checked](), None
+            yield {"run": run.name, "name": "checkpoints", "problem": "there is no checkpoint"}
+        checked, newest = list[dict[str, str | None]](), None
         for folder in reversed(frames + checkpoints):
             problem = None
             try:
@@ -44,5 +37,6 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
             except UserError as error:
                 problem = error.problem
             if problem is None or folder.exists():  # otherwise training has pruned it
-                checked.append(Checked(run.name, f"frames/{folder.name}" if folder in frames else folder.name, problem))
+                name = f"frames/{folder.name}" if folder in frames else folder.name
+                checked.append({"run": run.name, "name": name, "problem": problem})
         yield from reversed(checked)
