@@ -50,7 +50,7 @@ def compile_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], l
             if on_cpu and isinstance(model, GPT):
                 compiled = with_compiled_blocks(loss, model)
             else:
-                compiled = torch.compile(loss, dynamic=False)
+                compiled = torch.compile(loss, dynamic=False, fullgraph=True)
             compiled(*example).backward()
     except torch.OutOfMemoryError:
         raise

@@ -218,7 +218,8 @@ def make_learner(
     what = f"training a model of {count_parameters(config.model, vocab_size):,} parameters"
     processes.together(lambda: check_memory(what, memory, device, config))
     settings = config.runtime.model_copy(update={"device": device})
-    flops = steps * config.tokens_per_step * training_flops(config.model, vocab_size)
+    is_compilable = not config.model.is_recurrent  # PyTorch does not compile recurrent layers
+    flops = is_compilable * steps * config.tokens_per_step * training_flops(config.model, vocab_size)
     runtime = replace(processes.share(choose_runtime(settings, saved, flops=flops)), device=device)
     snapshot = processes.together(lambda: _read(checkpoint, start) if processes.is_main else None)
     return Learner(config, vocab_size, runtime, snapshot=snapshot, processes=processes)

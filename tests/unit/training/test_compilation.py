@@ -15,6 +15,7 @@ from minigpt.model.gpt import GPT, eval_mode
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.training import compilation
 from minigpt.training.compilation import choose_loss, compile_loss, is_recordable, record_loss
+from minigpt.training.learner import make_learner
 from minigpt.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
@@ -65,6 +66,15 @@ def test_training_continues_after_a_failed_compilation(
 ) -> None:
     """The checkpoint records that the run is not compiled, so a resume elsewhere gives the same result."""
     assert train_twice(tmp_path, monkeypatch, compiler, True) == (False, True)
+
+
+def test_a_recurrent_run_is_never_recorded_as_compiled(tmp_path: Path) -> None:
+    """PyTorch does not compile recurrent layers, so `auto` does not try, however long the run is."""
+    config = make_config(model__family="lstm", train__steps=10**9)
+    assert not make_learner(config, make_data()).runtime.compile
+    wanted = make_config(model__family="lstm", runtime__compile=True)
+    train(wanted, tmp_path, make_data())
+    assert not load_checkpoint(tmp_path / "checkpoints/step-00000012").metadata.runtime.compile
 
 
 def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
