@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,9 +47,6 @@ TopPOption = Annotated[
 MinPOption = Annotated[
     float | None, Option(help="Drop characters below this fraction of the top probability.", metavar="P")
 ]
-PenaltyOption = Annotated[
-    float | None, Option(help="Above 1: make characters in the context less likely.", metavar="X")
-]
 StopOption = Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")]
 SeedOption = Annotated[int | None, Option(help="Random seed.", metavar="N")]
 CopiedOption = Annotated[bool, Option("--copied", help="Print how much is copied from the training text.")]
@@ -69,7 +66,6 @@ def sample(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
-    repetition_penalty: PenaltyOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
     checkpoint: CheckpointOption = None,
@@ -92,31 +88,21 @@ def sample(
     """
     # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from minigpt.sampling.generate import generate
-    from minigpt.sampling.load import load_engine
     from minigpt.storage.checkpoint import load_checkpoint
 
     prompt = _read_prompt(prompt, prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
     loaded = load_checkpoint(run, checkpoint)
     dataset = run_dataset(loaded) if copied else None  # before generating
-    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
-    settings = _sample_settings(loaded.config.sample, length=length, temperature=temperature, seed=seed, **filters)
-    engine = load_engine(loaded)
-    text = _known_prompt(loaded, settings, prompt, unknown, engine.context)
-    chars = generate(engine, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
+    settings = _merge(loaded, length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    text, chars = _generate(loaded, settings, prompt, unknown, num_samples, stop or ())
     if num_samples == 1 and not (as_json or out or no_stream or copied):
         _stream(text, chars)
         return
     samples, is_complete = _collect(chars, num_samples, settings.length)
     used = settings.model_dump(exclude={"prompt", "preview"})
     document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
-    if dataset:
-        document["copied"] = _measure_copied(samples, dataset)
-    if as_json:
-        write(json_text(document), out)
-    else:
-        _print_samples(document, out)
+    _write_samples(document, dataset, out, as_json)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         sys.exit(128 + signal.SIGINT)
@@ -128,19 +114,38 @@ def _read_prompt(prompt: str | None, file: str | None, encoding: str) -> str | N
     return prompt if file is None else read_text(file, encoding)
 
 
-def _known_prompt(
-    loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown, context: int
-) -> str:
-    """Return the prompt, or the settings' prompt, with characters outside the vocabulary skipped or replaced."""
+def _merge(loaded: "Checkpoint", **options: Any) -> "SampleConfig":
+    """Return the settings of the run, changed by the options that were given."""
+    from minigpt.config.resolve import resolve
+
+    stored = {f"sample.{key}": value for key, value in loaded.config.sample}
+    chosen = {f"sample.{key}": value for key, value in options.items() if value is not None}
+    return resolve(("checkpoint", stored), ("command line", chosen)).config.sample
+
+
+def _generate(
+    loaded: "Checkpoint",
+    settings: "SampleConfig",
+    prompt: str | None,
+    unknown: OnUnknown,
+    num_samples: int,
+    stop: Sequence[str],
+) -> tuple[str, Iterator["SampledChar"]]:
+    """Return the prompt, with unknown characters skipped or replaced, and the characters that continue it."""
+    from minigpt.sampling.generate import generate
+    from minigpt.sampling.load import load_engine
     from minigpt.text.tokenizer import unix_newlines
+
+    engine = load_engine(loaded)
 
     if prompt is None:
         prompt = settings.prompt
         unknown = unknown if settings.has_own_prompt else "replace"  # not every text has the default, a newline
     ids = loaded.tokenizer.encode(unix_newlines(prompt), unknown)
-    if len(ids) > context:
-        notice(f"the prompt is longer than the context: using the last {context} of {len(ids)} tokens")
-    return loaded.tokenizer.decode(ids)
+    if len(ids) > engine.context:
+        notice(f"the prompt is longer than the context: using the last {engine.context} of {len(ids)} tokens")
+    text = loaded.tokenizer.decode(ids)
+    return text, generate(engine, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop)
 
 
 def _stream(prompt: str, chars: "Iterable[SampledChar]") -> None:
@@ -181,8 +186,13 @@ def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict
     }
 
 
-def _print_samples(document: dict[str, Any], out: Path | None) -> None:
-    """Print the samples or write them to `out`. Print the shares of copied characters, if they were measured."""
+def _write_samples(document: dict[str, Any], dataset: "TokenDataset | None", out: Path | None, as_json: bool) -> None:
+    """Print the samples or write them to `out`. With a dataset, measure what is copied from its training text."""
+    if dataset:
+        document["copied"] = _measure_copied(document["samples"], dataset)
+    if as_json:
+        write(json_text(document), out)
+        return
     texts = [document["prompt"] + sample["text"] for sample in document["samples"]]
     write("\n--------\n".join(texts) + "\n", out)
     if copied := document.get("copied"):
@@ -194,11 +204,3 @@ def _print_samples(document: dict[str, Any], out: Path | None) -> None:
         rows.append(("characters", *(f"{part['characters']:,}" for part in parts)))
         print()
         table(("", "generated", "validation text"), rows)
-
-
-def _sample_settings(defaults: "SampleConfig", **options: Any) -> "SampleConfig":
-    from minigpt.config.resolve import resolve
-
-    stored = {f"sample.{key}": value for key, value in defaults}
-    chosen = {f"sample.{key}": value for key, value in options.items() if value is not None}
-    return resolve(("checkpoint", stored), ("command line", chosen)).config.sample

@@ -192,8 +192,6 @@ class SampleConfig(Section):
     """Sample from the fewest most likely tokens whose probabilities reach this sum (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens whose probability is below this fraction of the highest probability. 0: none."""
-    repetition_penalty: float = Field(1.0, gt=0)
-    """Values above 1 make tokens in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
     """Seed for sampling. Sample i does not depend on the number of samples, except for rounding."""
 

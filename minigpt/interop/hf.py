@@ -153,16 +153,16 @@ def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 def generation_json(sample: SampleConfig, context: int) -> dict[str, Any]:
     """Return the content of generation_config.json: sample as `minigpt sample` does, up to the context."""
-    greedy: dict[str, Any] = {"do_sample": False}
-    sampled = {
+    if not sample.temperature:
+        return {"max_length": context, "do_sample": False}
+    return {
+        "max_length": context,
         "do_sample": True,
         "temperature": sample.temperature,
         "top_k": sample.top_k,  # 0 is off here too; without it, transformers would use 50
         "top_p": sample.top_p,
         **({"min_p": sample.min_p} if sample.min_p else {}),
     }
-    penalty = {"repetition_penalty": sample.repetition_penalty}
-    return {"max_length": context, **(sampled if sample.temperature else greedy), **penalty}
 
 
 def their_names(kind: Architecture, ours: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choose the next token: repetition penalty, temperature, top-k, top-p and min-p, in this order, then sampling."""
+"""Choose the next token: temperature, top-k, top-p and min-p, in this order, then sampling."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,21 +6,17 @@ from numpy.typing import NDArray
 from minigpt.config.schema import SampleConfig
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-def choose(logits: Floats, seen: Bools, settings: SampleConfig, uniform: Floats) -> Ints:
+def choose(logits: Floats, settings: SampleConfig, uniform: Floats) -> Ints:
     """Sample a token for each sequence, (B). At temperature 0, take the most likely token.
 
     Args:
         logits: The model's logits, (B, V).
-        seen: Whether each token is in the window, (B, V), for the repetition penalty.
-        settings: Penalty, temperature and filters.
+        settings: Temperature and filters.
         uniform: A random number in [0, 1) for each sequence, (B).
     """
-    if settings.repetition_penalty != 1:
-        logits = penalize(logits, seen, settings.repetition_penalty)
     if settings.temperature == 0:
         likeliest: Ints = logits.argmax(-1)
         return likeliest
@@ -28,14 +24,6 @@ def choose(logits: Floats, seen: Bools, settings: SampleConfig, uniform: Floats)
     cumulative = weigh(logits, settings).cumsum(-1)  # (B, V)
     tokens: Ints = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
     return tokens
-
-
-def penalize(logits: Floats, seen: Bools, penalty: float) -> Floats:
-    """Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1)."""
-    largest = np.finfo(logits.dtype).max / 4  # so that differences stay finite
-    with np.errstate(over="ignore"):
-        changed = np.where(logits > 0, logits / penalty, logits * penalty).clip(-largest, largest)
-    return np.where(seen, changed, logits)
 
 
 def weigh(logits: Floats, settings: SampleConfig) -> Floats:

@@ -22,7 +22,7 @@ from minigpt.text.tokenizer import Tokenizer, Unknown, unix_newlines
 
 
 class LanguageModel(Protocol):
-    """The interface that `generate` needs, implemented by `Engine` and by `TorchEngine` in model/reference.py."""
+    """The interface that `generate` needs."""
 
     context: int
 
@@ -93,7 +93,6 @@ def generate_ids(
     ids = np.empty((num_samples, end), dtype=np.int64)
     ids[:, :begin] = prompt
     generators = [random.Random(mix_seed(settings.seed, "sample", index)) for index in range(num_samples)]
-    rows = np.arange(num_samples)
     read_from = -1  # the start of the window that the engine has read
     for length in range(begin, end):
         start = window_start(length, begin, engine.context)
@@ -101,15 +100,12 @@ def generate_ids(
             logits = engine.step(ids[:, length - 1])
         else:
             logits = engine.start(ids[:, start:length])
-            seen = np.zeros(logits.shape, dtype=bool)
-            seen[rows[:, None], ids[:, start:length]] = True
         if not np.isfinite(logits).all():
             raise CheckpointError("the logits of the model are not finite; an earlier checkpoint may work")
         read_from, scores = start, logits.astype(np.float64)
         uniform = np.array([generator.random() for generator in generators])
-        tokens = ids[:, length] = choose(scores, seen, settings, uniform)
-        seen[rows, tokens] = True
-        yield tokens, log_softmax(scores)[rows, tokens]
+        tokens = ids[:, length] = choose(scores, settings, uniform)
+        yield tokens, log_softmax(scores)[np.arange(num_samples), tokens]
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:

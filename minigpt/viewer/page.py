@@ -35,7 +35,7 @@ from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_siz
 MAX_WEIGHTS = 12_000_000
 """Maximum size of the packed weights of a model, in bytes. As base64, they take a third more: 16 MB."""
 CONFIG = {"family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias"}
-SAMPLE = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+SAMPLE = {"temperature", "top_k", "top_p", "min_p"}
 UNITS = (("hour", 3600, 7200), ("minute", 60, 90), ("second", 1, 0))
 """Units of a duration: name, seconds, and the shortest duration in this unit, in seconds."""
 Data = dict[str, Any]

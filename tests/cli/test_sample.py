@@ -171,7 +171,7 @@ def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
     ("option", "value"),
     [
         *[("-t", "-1"), ("-t", "nan"), ("-t", "inf"), ("-l", "0"), ("--top-p", "2"), ("--top-p", "0")],
-        *[("--top-k", "-1"), ("--min-p", "1.5"), ("--repetition-penalty", "0"), ("--seed", "-1")],
+        *[("--top-k", "-1"), ("--min-p", "1.5"), ("--seed", "-1")],
         *[("--checkpoint", "nonsense"), ("--checkpoint", "3"), ("--checkpoint", "-1"), ("--prompt-file", "nosuch")],
     ],
 )

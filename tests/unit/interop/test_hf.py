@@ -91,11 +91,11 @@ def test_generate_stops_at_the_context(tmp_path: Path) -> None:
 
 
 def test_every_sampling_setting_is_exported() -> None:
-    sample = SampleConfig(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
-    settings = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    sample = SampleConfig(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1)
+    settings = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1}
     assert hf.generation_json(sample, 10) == {"max_length": 10, "do_sample": True, **settings}
-    greedy = hf.generation_json(SampleConfig(temperature=0, repetition_penalty=1.2), 10)
-    assert greedy == {"max_length": 10, "do_sample": False, "repetition_penalty": 1.2}
+    greedy = hf.generation_json(SampleConfig(temperature=0), 10)
+    assert greedy == {"max_length": 10, "do_sample": False}
 
 
 def test_the_usage_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,6 @@ sample_options = st.builds(
     temperature=st.just(0.0) | st.floats(0.3, 3),
     top_k=st.integers(0, 5),
     top_p=st.sampled_from([1.0, 0.9]),
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
     seed=st.integers(0, 2**63 - 1),
 )
 

@@ -134,7 +134,6 @@ def test_the_same_text_as_the_torch_model_for_random_settings() -> None:
         settings = SampleConfig(
             length=rng.choice((1, 10, 30)), temperature=rng.choice((0.0, 0.5, 1.0, 3.0)), seed=seed,
             top_k=rng.choice((0, 0, 3)), top_p=rng.choice((1.0, 1.0, 0.8)), min_p=rng.choice((0.0, 0.0, 0.1)),
-            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
         )  # fmt: skip
         texts = []
         for one in (numpy_engine(model), TorchEngine(model)):

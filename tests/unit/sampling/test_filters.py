@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 
 from minigpt.config.schema import SampleConfig
-from minigpt.sampling.filters import choose, log_softmax, penalize, weigh
+from minigpt.sampling.filters import choose, log_softmax, weigh
 
 P = [0.1, 0.4, 0.3, 0.2]
 TIES = [0.25, 0.25, 0.25, 0.25]
 
 
-def reference(logits: list[float], seen: set[int], settings: SampleConfig) -> list[float]:
+def reference(logits: list[float], settings: SampleConfig) -> list[float]:
     """Return the probabilities by the definition of each filter, one token at a time."""
-    scores = [
-        (x / settings.repetition_penalty if x > 0 else x * settings.repetition_penalty) if i in seen else x
-        for i, x in enumerate(logits)
-    ]
-    weights = {i: math.exp((x - max(scores)) / settings.temperature) for i, x in enumerate(scores)}
+    weights = {i: math.exp((x - max(logits)) / settings.temperature) for i, x in enumerate(logits)}
     ranked = sorted(weights, key=lambda i: (-weights[i], i))
     if settings.top_k:
         ranked = ranked[: settings.top_k]
@@ -35,18 +31,13 @@ def reference(logits: list[float], seen: set[int], settings: SampleConfig) -> li
     return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
 
 
-def mask(seen: list[int], size: int) -> np.ndarray:
-    return np.isin(np.arange(size), seen)[None]
-
-
-def probabilities(logits: Any, seen: list[int], settings: SampleConfig) -> np.ndarray:
-    scores = np.array([logits], dtype=np.float64)
-    weights = weigh(penalize(scores, mask(seen, len(logits)), settings.repetition_penalty), settings)[0]
+def probabilities(logits: Any, settings: SampleConfig) -> np.ndarray:
+    weights = weigh(np.array([logits], dtype=np.float64), settings)[0]
     return weights / weights.sum()
 
 
 def kept(p: list[float], **settings: Any) -> set[int]:
-    found = probabilities(np.log(p), [0], SampleConfig(**{"temperature": 1, **settings}))
+    found = probabilities(np.log(p), SampleConfig(**{"temperature": 1, **settings}))
     return set(np.flatnonzero(found).tolist())
 
 
@@ -66,7 +57,6 @@ def kept(p: list[float], **settings: Any) -> set[int]:
         ({"temperature": 0.5, "top_p": 0.5}, P, {1}),  # 1 and 2 without the temperature
         ({"top_k": 3, "top_p": 0.75}, P, {1, 2}),  # 0.7 of the 0.9 left by top-k
         ({"top_p": 0.5, "min_p": 0.6}, P, {1, 2}),
-        ({"repetition_penalty": 2.0, "top_k": 1}, [0.4, 0.1, 0.3, 0.2], {2}),
     ],
 )
 def test_a_filter_keeps_these_tokens(settings: dict[str, Any], p: list[float], tokens: set[int]) -> None:
@@ -75,20 +65,17 @@ def test_a_filter_keeps_these_tokens(settings: dict[str, Any], p: list[float], t
 
 @hypothesis.given(
     logits=st.lists(st.floats(-30, 30, width=16), min_size=1, max_size=9),
-    seen=st.sets(st.integers(0, 8)),
     temperature=st.floats(0.05, 20),
     top_k=st.integers(0, 10),
     top_p=st.sampled_from([1.0, 0.93, 0.511, 0.123]),
     min_p=st.sampled_from([0.0, 0.0123, 0.345]),
-    penalty=st.sampled_from([1.0, 0.7, 1.3]),
 )
 def test_filters_match_their_definitions(
-    logits: list[float], seen: set[int], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    settings = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
-    seen = {token for token in seen if token < len(logits)}
-    expected = reference(logits, seen, settings)
-    assert probabilities(logits, sorted(seen), settings).tolist() == pytest.approx(expected, abs=1e-12)
+    settings = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected = reference(logits, settings)
+    assert probabilities(logits, settings).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @hypothesis.given(
@@ -97,41 +84,36 @@ def test_filters_match_their_definitions(
     top_k=st.integers(0, 10),
     top_p=st.floats(1e-300, 1),
     min_p=st.floats(0, 1),
-    penalty=st.floats(1e-310, 1e18, exclude_min=True),
 )
 def test_extreme_settings_keep_the_likeliest_token_and_choose_no_filtered_one(
-    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    settings = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
-    p, seen = probabilities(logits, [0], settings), mask([0], len(logits))
+    settings = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    p = probabilities(logits, settings)
     assert p.sum() == pytest.approx(1)
     for uniform in (0.0, 0.5, 1 - 2**-53):
-        token = choose(np.array([logits]), seen, settings, np.array([uniform]))
+        token = choose(np.array([logits]), settings, np.array([uniform]))
         assert p[token[0]] > 0
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 5, "repetition_penalty": 1.3}],
+    [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}],
     ids=str,
 )
 def test_tokens_follow_the_distribution(settings: dict[str, Any]) -> None:
     """Evenly spaced uniform numbers choose each token exactly as often as its probability says, to one token."""
-    logits, seen = np.random.default_rng(3).normal(0, 2, (1, 12)), [2, 5, 5]
+    logits = np.random.default_rng(3).normal(0, 2, (1, 12))
     config, count = SampleConfig(**{"temperature": 1.0, **settings}), 20_000
     uniform = (np.arange(count) + 0.5) / count
-    tokens = choose(np.repeat(logits, count, 0), np.repeat(mask(seen, 12), count, 0), config, uniform)
-    expected = count * probabilities(logits[0], seen, config)
+    tokens = choose(np.repeat(logits, count, 0), config, uniform)
+    expected = count * probabilities(logits[0], config)
     assert np.abs(np.bincount(tokens, minlength=12) - expected).max() <= 1
 
 
-def test_temperature_0_takes_the_likeliest_token_after_the_penalty() -> None:
+def test_temperature_0_takes_the_likeliest_token() -> None:
     logits = np.array([[2.0, -1.0, 1.5, 0.0], [-2.0, -1.0, -1.5, -3.0]])
-    seen = np.vstack([mask([0], 4), mask([1, 3], 4)])
-    for penalty, tokens in ((1.0, [0, 1]), (2.0, [2, 2])):
-        settings = SampleConfig(temperature=0, repetition_penalty=penalty, top_k=1)
-        assert choose(logits, seen, settings, np.array([0.9, 0.9])).tolist() == tokens
-    assert logits[0, 0] == 2.0, "the penalty changes a copy"
+    assert choose(logits, SampleConfig(temperature=0), np.array([0.9, 0.9])).tolist() == [0, 1]
 
 
 def test_log_softmax_is_exact_and_does_not_overflow() -> None:

@@ -17,7 +17,7 @@ from minigpt.interpret.excerpt import glyph
 from minigpt.interpret.extract import extract
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, build_model
-from minigpt.sampling.filters import penalize, weigh
+from minigpt.sampling.filters import weigh
 from minigpt.viewer.packing_weights import dequantized, pack_weights
 
 WEB = Path(__file__).resolve().parents[3] / "minigpt/viewer/web"
@@ -65,14 +65,11 @@ def filtered(logits: np.ndarray, rng: random.Random) -> dict[str, Any]:
         top_k=rng.choice((0, 0, 1, 3, 10, 100)),
         top_p=rng.choice((1.0, 1.0, 0.9, 0.5, 0.01)),
         min_p=rng.choice((0.0, 0.0, 0.05, 0.5, 1.0)),
-        repetition_penalty=rng.choice((1.0, 1.3, 0.5)),
     )
     exact = np.round(logits.astype(np.float64), rng.choice((0, 9)))  # rounding makes ties
-    seen = np.array([rng.random() < 0.3 for _ in exact])
-    weights = weigh(penalize(exact, seen, settings.repetition_penalty)[None], settings)[0]
+    weights = weigh(exact[None], settings)[0]
     return {
         "logits": exact.tolist(),
-        "seen": np.flatnonzero(seen).tolist(),
         "settings": settings.model_dump(),
         "probabilities": (weights / weights.sum()).tolist(),
     }

@@ -1,6 +1,6 @@
 /** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
 
-import { choose, penalize, softmax, weigh } from "./filters.js";
+import { choose, softmax, weigh } from "./filters.js";
 import { History } from "./history.js";
 import { windowStart } from "./letters.js";
 import { isRecurrent } from "./weights.js";
@@ -9,7 +9,6 @@ import { Writer } from "./writer.js";
 /** @typedef {import("./letters.js").Letter} Letter */
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {{layer: number, head: number}} Head */
-/** @typedef {import("./filters.js").Filters & {repetition_penalty: number}} Sampling */
 /** @typedef {import("./session.js").Reply} Reply */
 /**
  * A letter, as a request describes it to the engine.
@@ -36,7 +35,7 @@ import { Writer } from "./writer.js";
 /**
  * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, other: number | null,
  *   head: Head | null, preview: Head | null, pointed: number, shade: Shade,
- *   muted: Set<number>[], sampling: Sampling, message: string, looks: (Look | null)[]}} State
+ *   muted: Set<number>[], sampling: import("./filters.js").Filters, message: string, looks: (Look | null)[]}} State
  *   ids: all tokens of the text; selected: the index of a letter; other: a model to compare `model` with; head: the
  *   chosen one; preview: the one under the mouse; pointed: the index of a letter to mark, or -1; muted and looks: by
  *   model; message: what the visitor should know
@@ -282,11 +281,9 @@ export class App {
     this.continueWith(choose(this.weights(this.look), Math.random()));
   }
 
-  /** The unnormalized probability of each token, after penalty, temperature and filters. @param {Look} look */
+  /** The unnormalized probability of each token, after temperature and filters. @param {Look} look */
   weights(look) {
-    const { sampling } = this.state;
-    const seen = look.ids.slice(0, look.selected + 1);
-    return weigh(penalize(look.logits, seen, sampling.repetition_penalty), sampling);
+    return weigh(look.logits, this.state.sampling);
   }
 
   /** The probabilities of the next token at the chosen temperature, before the filters. @param {Float32Array} logits */

@@ -1,21 +1,9 @@
-/** From logits to the next token, as sampling/filters.py: penalty, temperature, top-k, top-p, min-p, in this order. */
+/** From logits to the next token, as sampling/filters.py: temperature, top-k, top-p, min-p, in this order. */
 
 /**
  * @typedef {import("./linear.js").Floats} Floats
  * @typedef {{temperature: number, top_k: number, top_p: number, min_p: number}} Filters
  */
-
-/** Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1).
- * @param {ArrayLike<number>} logits (V) @param {Iterable<number>} seen ids of tokens in the window
- * @param {number} penalty @returns {Float64Array} (V) */
-export function penalize(logits, seen, penalty) {
-  const changed = Float64Array.from(logits), largest = Number.MAX_VALUE / 4; // so that differences stay finite
-  for (const id of new Set(seen)) {
-    const logit = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
-    changed[id] = Math.max(-largest, Math.min(largest, logit));
-  }
-  return changed;
-}
 
 /** Return the unnormalized probability of each token. It is zero for filtered tokens. At temperature 0, it is 1 for the
  * most likely token, the first of equals, and 0 for all others.

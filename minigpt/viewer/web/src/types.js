@@ -13,7 +13,7 @@
  *
  * @typedef {{version: string, models: Model[], tokenizer: "char" | "byte", vocabulary?: string[], text: string,
  *   film: number[], losses: [number, number][], selected: number, head: [number, number] | null,
- *   sample: import("./app.js").Sampling, warnings: string[]}} Payload
+ *   sample: import("./filters.js").Filters, warnings: string[]}} Payload
  *   film: the moments of the run, as indices of models, by their steps; losses: steps and training losses of the run
  */
 

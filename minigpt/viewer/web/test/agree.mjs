@@ -6,7 +6,7 @@
 
 import { readFileSync } from "node:fs";
 
-import { normalize, penalize, weigh } from "../src/filters.js";
+import { normalize, weigh } from "../src/filters.js";
 import { Transformer } from "../src/model.js";
 import { Recurrent } from "../src/recurrent.js";
 import { isRecurrent, unpack } from "../src/weights.js";
@@ -15,7 +15,7 @@ import { finish } from "./models.js";
 /**
  * @typedef {{config: import("../src/weights.js").Config, weights: any, exact: boolean, ids: number[], muted: number[],
  *   logits: number[][], attention: number[][][][], mutedLogits: number[][],
- *   filters: {logits: number[], seen: number[], settings: any, probabilities: number[]}[]}} Case
+ *   filters: {logits: number[], settings: any, probabilities: number[]}[]}} Case
  */
 
 const largest = /** @type {Record<string, number>} */ ({});
@@ -67,9 +67,8 @@ const cases = /** @type {Case[]} */ (JSON.parse(readFileSync(process.argv[2], "u
 for (const test of cases) {
   const weights = unpack(test);
   compareRuns(new (isRecurrent(test.config) ? Recurrent : Transformer)(test.config, weights), test);
-  for (const { logits, seen, settings, probabilities } of test.filters) {
-    const penalized = penalize(logits, seen, settings.repetition_penalty);
-    compare("filters", normalize(weigh(penalized, settings)), probabilities);
+  for (const { logits, settings, probabilities } of test.filters) {
+    compare("filters", normalize(weigh(logits, settings)), probabilities);
   }
 }
 console.log(JSON.stringify(largest));

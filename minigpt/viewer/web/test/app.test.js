@@ -17,7 +17,7 @@ const payload = (config, text) => ({
   text,
   selected: text.length - 1,
   head: null,
-  sample: { temperature: 0, repetition_penalty: 1 },
+  sample: { temperature: 0 },
 });
 
 /** An app that has asked about the last letter of a text. @param {string} text @param {Vocabulary} [vocabulary] */
@@ -186,15 +186,6 @@ test("the text has a limit, and more stops the writing", () => {
   app.write();
   assert.deepEqual([app.state.letters.length, app.writer.isWriting], [MAX_LETTERS, false]);
   assert.match(app.state.message, /limited to 20,000 letters/);
-});
-
-test("the penalty counts the letters up to the selected one", () => {
-  const app = started("abc");
-  app.set({ sampling: { ...app.state.sampling, temperature: 1, repetition_penalty: 2, top_k: 0, top_p: 1, min_p: 0 } });
-  app.select(1);
-  app.receive(look(app.asked[0].id, Float32Array.of(2, 2, 2, 2)));
-  const answer = /** @type {import("../src/app.js").Look} */ (app.look);
-  assert.deepEqual(Array.from(app.weights(answer), (weight) => weight === 1), [false, false, true, true]);
 });
 
 test("only the newest request counts, and its error stops the writing", () => {

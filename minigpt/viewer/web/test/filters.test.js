@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { argmax, choose, entropy, penalize, softmax, weigh } from "../src/filters.js";
+import { argmax, choose, entropy, softmax, weigh } from "../src/filters.js";
 
 const ALL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 
@@ -35,11 +35,6 @@ test("each filter zeroes tokens, and the first of equals stay", () => {
   assertClose(weigh(four, { ...ALL, top_p: 0.7 }), [0, 1, 0, 1]);
   assertClose(weigh([0, 0, 0, 0], { ...ALL, top_p: 0.5 }), [1, 1, 0, 0]);
   assertClose(weigh(four, { ...ALL, min_p: 0.3 }), [0, 1, 0, 1]);
-});
-
-test("a penalty moves seen tokens down on both sides of zero, and stays finite", () => {
-  assertClose(penalize([2, -2, 2, -2], [0, 1, 1], 2), [1, -4, 2, -2]);
-  assert.ok(Number.isFinite(penalize([1e300], [0], 1e-300)[0]));
 });
 
 test("choose inverts the cumulative distribution", () => {
