@@ -27,7 +27,7 @@ from minigpt.training.compilation import choose_loss
 from minigpt.training.evaluate import evaluate
 from minigpt.training.learner import Learner, make_learner
 from minigpt.training.metrics import Metrics
-from minigpt.training.outcome import Outcome, finished, is_out_of_patience, settings_card, typed_errors
+from minigpt.training.outcome import Outcome, finished, is_out_of_patience, typed_errors
 from minigpt.training.parallel import ONE, Processes
 from minigpt.training.schedule import Clock, eval_steps, frame_steps, lr_factor, run_steps
 from minigpt.training.signals import Interrupts
@@ -81,7 +81,6 @@ def train(
         with metrics:
             if processes.is_main:
                 record_start(run, state.step, command, learner.environment(), processes.size, training.steps)
-            metrics.to_tensorboard("add_text", "settings", settings_card(config), state.step)
             return training.loop(probes)
 
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.config.resolve import flatten, show
 from minigpt.config.schema import RunConfig
 from minigpt.errors import LostProcessError, RunFinishedError, TrainingError, escape, reason
 from minigpt.model.memory import as_memory_error
@@ -40,14 +39,6 @@ def typed_errors(config: RunConfig, run: Path) -> Iterator[None]:
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
         raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
-
-
-def settings_card(config: RunConfig) -> str:
-    """Return the settings as a Markdown table for TensorBoard. Those that differ from the defaults come first."""
-    defaults = flatten(RunConfig())
-    rows = sorted(flatten(config).items(), key=lambda row: row[1] == defaults[row[0]])
-    cells = [(key, *(show(v).replace("|", "\\|") for v in (value, defaults[key]))) for key, value in rows]
-    return "\n".join(("| setting | value | default |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in cells)))
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
