@@ -239,8 +239,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     """Return a probe that continues the same prompt at each evaluation, to show progress."""
-    from minigpt.model.load import Model
-    from minigpt.model.reference import numpy_engine
+    from minigpt.model.load import Model, numpy_engine
     from minigpt.sampling.generate import generate
     from minigpt.training.metrics import Metrics
 

@@ -1,4 +1,4 @@
-"""Build the torch model of a configuration, or of a checkpoint."""
+"""Build the torch model of a configuration or a checkpoint, and the NumPy engine of a torch model."""
 
 import torch
 
@@ -6,6 +6,7 @@ from minigpt.config.schema import ModelConfig
 from minigpt.errors import NoAttentionError, escape
 from minigpt.model.gpt import GPT
 from minigpt.model.recurrent import Recurrent
+from minigpt.sampling.load import AnyEngine, build_engine
 from minigpt.storage.checkpoint import Checkpoint
 
 Model = GPT | Recurrent
@@ -27,6 +28,12 @@ def load_model(checkpoint: Checkpoint) -> Model:
 def load_weights(model: Model, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint into a model of the same configuration."""
     model.load_state_dict({name: torch.tensor(array) for name, array in checkpoint.weights.items()})
+
+
+def numpy_engine(model: Model) -> AnyEngine:
+    """Return the NumPy engine with the weights of a torch model."""
+    weights = {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
+    return build_engine(model.config, weights)
 
 
 def load_transformer(checkpoint: Checkpoint) -> GPT:

@@ -21,7 +21,7 @@ from minigpt.config.resolve import fields, from_yaml, parse_overrides, resolve, 
 from minigpt.config.schema import ModelConfig, RunConfig, SampleConfig
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
-from minigpt.model.reference import numpy_engine
+from minigpt.model.load import numpy_engine
 from minigpt.sampling.generate import generate
 from minigpt.text import corpus as text_corpus
 from minigpt.text.corpus import scan

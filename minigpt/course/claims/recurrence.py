@@ -17,14 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from minigpt.config.schema import SampleConfig
 from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.course.claims.experiment import Experiment
 from minigpt.course.small_models import EXACT, normal, randomize, record_inputs, small_gpt
 from minigpt.model.gpt import attention_weights, use_kernels
 from minigpt.model.kernels import TORCH
-from minigpt.model.reference import TorchEngine
-from minigpt.sampling.generate import generate_ids
 
 WIDTH, STEPS = 32, 64
 Activation = Callable[[Tensor], Tensor]
@@ -98,17 +95,20 @@ def weight_decides_not_distance() -> Finding:
 def steps_counted() -> Finding:
     """Count forward passes. In training a GPT reads all tokens in one pass; generation needs one pass per token."""
     model, cell = small_gpt(81, context=128), randomize(lambda: nn.RNNCell(WIDTH, WIDTH), claim=81)
-    ids = torch.arange(100) % 12
+    ids = torch.arange(100)[None] % 12
+
+    def write(text: Tensor) -> None:
+        for _ in range(100):
+            text = torch.cat((text, model(text)[:, -1:].argmax(-1)), dim=1)
 
     def recur(text: Tensor | None) -> None:
         state = torch.zeros(WIDTH, dtype=torch.float64)
         for position in range(100):
             state = cell(state if text is None else text[position], state)  # without a text, feeds its output back
 
-    settings, embedding = SampleConfig(length=100), model.token_embedding
     steps = [
-        len(record_inputs(embedding, lambda: model(ids[None]))),
-        len(record_inputs(embedding, lambda: list(generate_ids(TorchEngine(model), ids[:1].numpy(), settings)))),
+        len(record_inputs(model.token_embedding, lambda: model(ids))),
+        len(record_inputs(model.token_embedding, lambda: write(ids[:, :1]))),
         len(record_inputs(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
         len(record_inputs(cell, lambda: recur(None))),
     ]

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
+from torch_engine import TorchEngine
 
 from minigpt.config.presets import read_preset
 from minigpt.config.resolve import flatten, parse_overrides, resolve
 from minigpt.config.schema import FAMILIES, RECURRENT, ModelConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import ConfigError
-from minigpt.model.load import build_model
+from minigpt.model.load import build_model, numpy_engine
 from minigpt.model.recurrent import Recurrent
-from minigpt.model.reference import TorchEngine, numpy_engine
 from minigpt.model.size import training_flops
 from minigpt.sampling.generate import generate_ids
 

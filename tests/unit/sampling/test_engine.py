@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from small_models import SWITCHES, switch_names
+from torch_engine import TorchEngine
 
 from minigpt.config.resolve import contradictions
 from minigpt.config.schema import ModelConfig, RunConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.model.gpt import GPT
-from minigpt.model.reference import TorchEngine, numpy_engine
+from minigpt.model.load import numpy_engine
 from minigpt.sampling import engine
 from minigpt.sampling.generate import generate, generate_ids
 from minigpt.text.tokenizer import CharTokenizer
