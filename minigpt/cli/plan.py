@@ -19,8 +19,9 @@ from minigpt.cli.output import duration, json_text, notice, table, wrapped, writ
 from minigpt.errors import UserError
 
 if TYPE_CHECKING:
+    from minigpt.cli.forecast import Plan
     from minigpt.config.schema import RunConfig
-    from minigpt.training.plan import Plan, StepTime
+    from minigpt.training.timing import StepTime
 
 PARTS = ("program", "weights", "gradients", "optimizer", "exchange", "activations", "peak")
 
@@ -42,7 +43,7 @@ def plan(
       minigpt plan my.txt --minutes 10
       minigpt plan -c shakespeare --processes 2
     """
-    from minigpt.training.plan import make_plan
+    from minigpt.cli.forecast import make_plan
 
     settings, known_size, time, program = _settings(text or [], config, set_ or [], processes, minutes)
     size = known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare

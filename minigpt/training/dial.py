@@ -13,9 +13,9 @@ from minigpt.model.device import Runtime, measure_matmul, pick_device
 from minigpt.model.size import training_flops
 from minigpt.training.fit import dependent_settings, most_steps
 from minigpt.training.parallel import Processes
-from minigpt.training.plan import StepTime, plan_runtime, time_step
 from minigpt.training.schedule import eval_steps
 from minigpt.training.setup import PreparedRun, describe, fit_run, with_layers
+from minigpt.training.timing import StepTime, plan_runtime, time_step
 
 LOOK = 1.5
 """Seconds of an evaluation besides its loss: a sample, a picture of the attention, usually a checkpoint."""

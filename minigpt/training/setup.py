@@ -30,7 +30,7 @@ from minigpt.training.parallel import check_count
 from minigpt.training.schedule import run_steps
 
 if TYPE_CHECKING:
-    from minigpt.training.plan import StepTime
+    from minigpt.training.timing import StepTime
 
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.

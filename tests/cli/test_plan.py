@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, VERSE, Cli
 
-from minigpt.training import plan as planning
+from minigpt.cli import forecast
+from minigpt.training import timing
 
 pytestmark = pytest.mark.usefixtures("empty_folder", "torch_settings")
 
 
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "measure_step", lambda *_: (0.5, 1.0))
-    monkeypatch.setattr(planning, "peak_memory", lambda: 1)
-    monkeypatch.setattr(planning, "LIBRARIES", 0)
+    monkeypatch.setattr(timing, "measure_step", lambda *_: (0.5, 1.0))
+    monkeypatch.setattr(forecast, "peak_memory", lambda: 1)
+    monkeypatch.setattr(forecast, "LIBRARIES", 0)
 
 
 def test_a_table_and_the_time(cli: Cli) -> None:
@@ -80,9 +81,9 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
     base = ("plan", "verse.txt", "-s", "runtime.device=cpu", "--minutes")
     measured = iter([(0.5, 1.0), (5.0, 10.0)])
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "measure_step", lambda *_: next(measured))
+        patch.setattr(timing, "measure_step", lambda *_: next(measured))
         patch.setattr("minigpt.model.memory.peak_memory", lambda: 10**6)
-        patch.setattr(planning, "peak_memory", lambda: 10**9)
+        patch.setattr(forecast, "peak_memory", lambda: 10**9)
         done = cli(*base, "50")
     chosen = (
         r"^chosen: 4 layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs; "
@@ -106,9 +107,9 @@ def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
 def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("plan", "-c", "tiny", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
     peak = cli(*arguments, "--json").json["memory"]["peak"]
-    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak // 2)
+    monkeypatch.setattr(forecast, "free_memory_bytes", lambda device: peak // 2)
     assert re.search(r"it does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
-    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr(forecast, "free_memory_bytes", lambda device: 1000)
     assert "try a smaller train.batch_size" in cli(*arguments).out
 
 

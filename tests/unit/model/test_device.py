@@ -20,7 +20,7 @@ from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.training.loop import train
 from minigpt.training.parallel import Processes
-from minigpt.training.plan import plan_runtime
+from minigpt.training.timing import plan_runtime
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 

@@ -17,8 +17,8 @@ from minigpt.model.size import training_flops
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
 from minigpt.training.fit import WORK, Shape, fit, forecast, most_steps
-from minigpt.training.plan import StepTime
 from minigpt.training.setup import PreparedRun, prepare_run
+from minigpt.training.timing import StepTime
 
 RECORD = Path(__file__).resolve().parents[3] / "docs/project/lab/time.jsonl"
 
