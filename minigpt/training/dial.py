@@ -4,7 +4,6 @@ The clock chooses the length once and never steers the run, so the run can be re
 """
 
 import math
-from bisect import bisect_left, bisect_right
 from dataclasses import replace
 
 from minigpt.config.schema import MOST_STEPS, RunConfig
@@ -49,15 +48,10 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         speed = measure_matmul(runtime)
         why.append(f"matrix products run at {speed / 1e9:,.3g} GFLOP/s")
         prepared = fit_run(prepared, max(0.0, seconds) * processes * speed / 3)
-        prepared = with_steps(prepared, 1)  # measure without the dropout of many epochs
         most = most_steps(data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)
     if prepared.is_fitted:
-        adjusted = with_steps(prepared, steps)
-        # Dropout makes a step longer. It stays, even if fewer epochs would not need it.
-        if adjusted.config.model.dropout != prepared.config.model.dropout:
-            time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
-        prepared = adjusted
+        prepared = with_steps(prepared, steps)
         if steps == most:
             why.append("for so short a text, more epochs would not lower the loss")
     prepared = with_layers(prepared, (*prepared.layers, ("time", {"train.steps": steps})))
@@ -102,16 +96,11 @@ def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_toke
 def steps_within(
     seconds: float, time: StepTime, config: RunConfig, validation_tokens: int, most: int = MOST_STEPS
 ) -> int:
-    """Return the most steps, at most `most`, that take at most so many seconds. 0 if one step takes more."""
-    # A longer run takes less time where it evaluates more rarely. Search the lengths with equal `every`, longest first.
-    while most:
-        every = eval_steps(config, most, validation_tokens)
-        lengths = range(1, most + 1)
-        shorter = bisect_left(lengths, every, key=lambda n: eval_steps(config, n, validation_tokens))
-        fitting = bisect_right(
-            lengths, seconds, shorter, key=lambda n: total_seconds(n, time, config, validation_tokens)
-        )
-        if fitting > shorter:
-            return fitting
-        most = shorter
-    return 0
+    """Return how many steps, at most `most`, take at most so many seconds. 0 if one step takes more."""
+    steps, step, look = most, SLACK * time.step, LOOK + time.evaluated_token * validation_tokens
+    while steps > 0 and total_seconds(steps, time, config, validation_tokens) > seconds:
+        # A shorter run evaluates at least as often, so this number of steps may still be too high, but never too low.
+        every = eval_steps(config, steps, validation_tokens)
+        periods, rest = divmod(seconds - look, every * step + look)
+        steps = min(steps - 1, int(periods) * every + max(0, int((rest - look) / step)))
+    return max(0, steps)
