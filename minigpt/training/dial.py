@@ -10,10 +10,10 @@ from minigpt.config.schema import MOST_STEPS, RunConfig
 from minigpt.errors import UserError, count
 from minigpt.model.device import Runtime, measure_matmul, pick_device
 from minigpt.model.size import training_flops
-from minigpt.training.fit import dependent_settings, most_steps
+from minigpt.training.fit import most_steps
 from minigpt.training.parallel import Processes
 from minigpt.training.schedule import eval_steps
-from minigpt.training.setup import PreparedRun, describe, fit_run, with_layers
+from minigpt.training.setup import PreparedRun, choose_settings, describe
 from minigpt.training.timing import StepTime, plan_runtime, time_step
 
 LOOK = 1.5
@@ -28,7 +28,7 @@ def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> 
     """Return `fit_time` of the main process (collective)."""
     fitted = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
     config, notices = processes.share((fitted.config, fitted.notices))
-    return replace(prepared, config=config, notices=notices)
+    return replace(fitted, config=config, notices=notices)
 
 
 def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> PreparedRun:
@@ -41,31 +41,22 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         DeviceError: The device is not available.
     """
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
-    data, most, why = prepared.data, MOST_STEPS, list[str]()
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
+    speed, most, why = measure_matmul(runtime), MOST_STEPS, list[str]()
+    work = max(0.0, seconds) * processes * speed / 3  # training reaches a third of the speed of matrix products
     if prepared.is_fitted:
-        # Training reaches a third of the speed of matrix products.
-        speed = measure_matmul(runtime)
         why.append(f"matrix products run at {speed / 1e9:,.3g} GFLOP/s")
-        prepared = fit_run(prepared, max(0.0, seconds) * processes * speed / 3)
-        most = most_steps(data.size, prepared.config.tokens_per_step)
+        prepared = choose_settings(prepared, work)
+        most = most_steps(prepared.data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)
-    if prepared.is_fitted:
-        prepared = with_steps(prepared, steps)
-        if steps == most:
-            why.append("for so short a text, more epochs would not lower the loss")
-    prepared = with_layers(prepared, (*prepared.layers, ("time", {"train.steps": steps})))
-    regularized = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
+    prepared = choose_settings(prepared, work, ("time", {"train.steps": steps}))
+    if steps == most:
+        why.append("for so short a text, more epochs would not lower the loss")
+    config = prepared.config
+    regularized = f"dropout {config.model.dropout:g}, weight decay {config.optim.weight_decay:g}"
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
-    lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")
+    lines = (f"chosen: {describe(config, prepared.data)}; {regularized}", f"because {because}")
     return replace(prepared, notices=(*prepared.notices, *lines), step_time=time)
-
-
-def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
-    """Return a run whose first layer fits so many steps."""
-    (label, settings), *others = prepared.layers
-    config = with_layers(prepared, (*prepared.layers, ("time", {"train.steps": steps}))).config
-    return with_layers(prepared, ((label, {**settings, **dependent_settings(prepared.data.size, config)}), *others))
 
 
 def measure_steps(

@@ -13,7 +13,7 @@ from minigpt.model.size import training_flops
 from minigpt.training.schedule import run_steps
 
 FITTED = "fitted to the text"
-"""The name of the first layer of a run without a preset, and of a layer that shrinks the context."""
+"""The name of the source of fitted settings."""
 
 
 class Shape(NamedTuple):
@@ -65,13 +65,14 @@ def most_steps(size: int, tokens_per_step: int) -> int:
     return max(1, (60 if size < TINY else 30) * size // tokens_per_step)
 
 
-def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[str, Any]:
+def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest: float = math.inf) -> dict[str, Any]:
     """Return the settings for a text of so many tokens and a run of about so many FLOP.
 
-    They fit the settings of `others`, which have priority.
+    They fit the settings of `others`, which have priority. The training text allows a context of `longest` tokens.
     """
     shape = choose_shape(size, work)
     chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}
+    chosen["model.context"] = min(shape.context, longest)
 
     def resolved(complete: bool = True) -> RunConfig:
         return resolve((FITTED, chosen), *others, complete=complete).config

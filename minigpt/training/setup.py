@@ -53,20 +53,17 @@ class PreparedRun:
     """The checkpoint to resume from."""
     start: Checkpoint | None = None
     """The checkpoint whose weights a new run starts from."""
-    layers: tuple[ConfigSource, ...] = ()
-    """What the settings of a new run come from, with the highest priority last."""
+    sources: tuple[ConfigSource, ...] = ()
+    """The given settings of a new run, with the highest priority last."""
+    is_fitted: bool = False
+    """Whether minigpt chooses the other settings, so that they fit the text."""
     step_time: "StepTime | None" = None
     """What a step takes here, if that was measured to choose the settings."""
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether the first layer is fitted to the text."""
-        return bool(self.layers) and self.layers[0][0] == FITTED
-
-    @property
     def is_only_text(self) -> bool:
         """Whether the user gave at most texts that can be read again, and a time for training."""
-        chosen = {key for _, values in self.layers[1:] for key in values}
+        chosen = {key for _, values in self.sources for key in values}
         return self.is_fitted and chosen <= {"data.source"} and "-" not in self.config.data.source
 
 
@@ -94,18 +91,28 @@ def prepare_run(
     """
     for name in filter(presets.is_config, text):
         raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
-    layers = _gather(text, preset, assignments, start, processes)
-    resolved = resolve.resolve(*layers, complete=layers[0][0] != FITTED)
+    sources, is_fitted = _gather(text, preset, assignments, start, processes), preset is None
+    resolved = resolve.resolve(*sources, complete=not is_fitted)
     _check_processes(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
+    if is_fitted and resolved.sources["data.val_fraction"] == "default":
+        data = data.resplit(val_fraction(data.size))
     notices = (*resolved.notices, *data.notices)
     if resolved.sources["train.shards"] == f"{processes} processes":
         line = f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"
         notices = (line, *notices)
     stem = name_stem((*text, preset or resolved.config.data.source[0])[0])
-    prepared = PreparedRun(resolved.config, data, stem, notices, start=start, layers=layers)
-    prepared = _fit_new(prepared) if prepared.is_fitted else with_layers(prepared, layers)
-    warnings = _warn_of_text(prepared.data)
+    tokens, context = len(data.train), resolved.config.model.context
+    if tokens <= context and not (is_fitted and resolved.sources["model.context"] == "default"):
+        if start:
+            needs = f"the context of the model is {context} tokens, and the text has {tokens} training tokens"
+            raise TextError(f"cannot start from run {escape(start.run_name)}: {needs}")
+        sources = (*sources, ("length of the text", {"model.context": tokens - 1}))
+        line = f"the text has {tokens} training tokens: model.context shrinks from {context} to {tokens - 1}"
+        notices = (*notices, line)
+    prepared = PreparedRun(resolved.config, data, stem, notices, None, start, sources, is_fitted)
+    prepared = choose_settings(prepared, _default_work(resolved.config.runtime.device))
+    warnings = _warn_of_text(data)
     if start and trained_on_validation(start, prepared.config.data, data.fingerprint):
         before = f"{escape(start.run_name)}, with data.val_fraction={start.config.data.val_fraction:g},"
         warnings.append(f"{before} was trained on a part of this validation text: the loss may be too low")
@@ -115,26 +122,32 @@ def prepare_run(
 def _gather(
     text: Sequence[str], preset: str | None, assignments: Sequence[str], start: Checkpoint | None, processes: int
 ) -> tuple[ConfigSource, ...]:
-    """Return what the settings of a new run come from. If they should fit the text, the first layer is still empty."""
-    layers: list[ConfigSource] = [(FITTED, {})] if preset is None else [*presets.read_preset(preset)]
+    """Return the given settings of a new run."""
+    sources: list[ConfigSource] = [*presets.read_preset(preset)] if preset is not None else []
     if text:
-        layers.append(("command line", {"data.source": list(text)}))
-    layers.append(resolve.parse_overrides(assignments))
-    if processes > 1 and not any("train.shards" in values for _, values in layers):
-        layers.append((f"{processes} processes", {"train.shards": processes}))
+        sources.append(("command line", {"data.source": list(text)}))
+    sources.append(resolve.parse_overrides(assignments))
+    if processes > 1 and not any("train.shards" in values for _, values in sources):
+        sources.append((f"{processes} processes", {"train.shards": processes}))
     if start:
-        layers.append((f"run {start.run_name}", _settings_of_start(start, layers)))
-    return tuple(layers)
+        sources.append((f"run {start.run_name}", _settings_of_start(start, sources)))
+    return tuple(sources)
 
 
-def _fit_new(prepared: PreparedRun) -> PreparedRun:
-    """Return a new run whose settings fit its text and the default duration."""
-    device = prepared.config.runtime.device  # perhaps not here: `plan` is about any
-    is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")  # a Mac's is slower
-    split = {"data.val_fraction": val_fraction(prepared.data.size)}
-    config = resolve.resolve((FITTED, split), *prepared.layers[1:], complete=False).config
-    prepared = replace(prepared, data=prepared.data.resplit(config.data.val_fraction))
-    return fit_run(prepared, WORK["gpu" if is_gpu else "cpu"])
+def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -> PreparedRun:
+    """Return a new run with its given settings and `others`. If `is_fitted`, fit the rest to the text and the FLOP."""
+    sources, data = (*prepared.sources, *others), prepared.data
+    if prepared.is_fitted:
+        settings = fit(data.size, data.tokenizer.vocab_size, work, *sources, longest=len(data.train) - 1)
+        sources = ((FITTED, settings), *sources)
+    return replace(prepared, config=resolve.resolve(*sources).config)
+
+
+def _default_work(device: str) -> float:
+    """Return the FLOP of a run whose duration the user leaves to minigpt."""
+    # The device is perhaps not here: `plan` is about any. A Mac's GPU is slower.
+    is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")
+    return WORK["gpu" if is_gpu else "cpu"]
 
 
 def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -> bool:
@@ -144,29 +157,6 @@ def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -
     if validation:
         return trained == validation
     return trained == source and (bool(has_validation) or run.config.data.val_fraction < data.val_fraction)
-
-
-def fit_run(prepared: PreparedRun, work: float) -> PreparedRun:
-    """Return a new run whose first layer fits its text, its other layers and so many FLOP."""
-    others = prepared.layers[1:]
-    settings = fit(prepared.data.size, prepared.data.tokenizer.vocab_size, work, *others)
-    fitted = with_layers(prepared, ((FITTED, settings), *others))
-    return fitted if len(fitted.layers) == len(prepared.layers) else fit_run(fitted, work)  # the context had to shrink
-
-
-def with_layers(prepared: PreparedRun, layers: tuple[ConfigSource, ...]) -> PreparedRun:
-    """Return a new run with the settings of `layers`. If the text is shorter than the context, shrink the context."""
-    config, notices = resolve.resolve(*layers).config, prepared.notices
-    tokens, context = len(prepared.data.train), config.model.context
-    if tokens <= context and (start := prepared.start):
-        needs = f"the context of the model is {context} tokens, and the text has {tokens} training tokens"
-        raise TextError(f"cannot start from run {escape(start.run_name)}: {needs}")
-    if tokens <= context:
-        layers = (*layers, (FITTED, {"model.context": tokens - 1}))
-        config = resolve.resolve(*layers).config
-        line = f"the text has {tokens} training tokens: model.context shrinks from {context} to {tokens - 1}"
-        notices = (*notices, line)
-    return replace(prepared, config=config, layers=layers, notices=notices)
 
 
 def describe(config: RunConfig, data: TokenDataset) -> str:
@@ -189,14 +179,14 @@ def _warn_of_text(data: TokenDataset) -> list[str]:
     return []
 
 
-def _settings_of_start(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
-    """Return the settings that a run takes over from `start`. Raise ConfigError if `layers` change any."""
+def _settings_of_start(start: Checkpoint, sources: Sequence[ConfigSource]) -> dict[str, Any]:
+    """Return the settings that a run takes over from `start`. Raise ConfigError if `sources` change any."""
     settings = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
     settings |= {"data.tokenizer": start.config.data.tokenizer}
     del settings["model.dropout"]  # not part of the weights
     changes = [
         f"{key} is {resolve.show(settings[key])} in the run but {resolve.show(values[key])} now ({escape(label)})"
-        for label, values in layers
+        for label, values in sources
         for key in values.keys() & settings.keys()
         if values[key] != settings[key]
     ]

@@ -124,7 +124,7 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 3)
     small = {"model.n_layer": 1, "model.n_head": 1, "model.n_embd": 16, "model.context": 16}
     small |= {"train.batch_size": 4, "train.steps": 2}
-    monkeypatch.setattr("minigpt.training.setup.fit", lambda *given: small)
+    monkeypatch.setattr("minigpt.training.setup.fit", lambda *given, longest: small)
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
     done = cli("train", "one line.txt")
     assert re.search(
