@@ -227,7 +227,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
         probes.append(attention_probe(data))
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = run_training(probes=probes, command=sys.argv)
+        outcome = run_training(probes=probes, command=sys.argv, measured=prepared.measured)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,10 +33,11 @@ def record_start(
     environment: Environment,
     processes: int = 1,
     steps: int | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> None:
     """Append a line to environment.jsonl that records how the run was started or resumed.
 
-    A resume may change the duration of the run, `steps`.
+    A resume may change the duration of the run, `steps`. `measured` is what `--minutes` measured to choose it.
     """
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
@@ -50,5 +51,6 @@ def record_start(
         "system": platform.platform(),
         "python": platform.python_version(),
         **environment.model_dump(),
+        **({"measured": dict(measured)} if measured else {}),
     }
     write_atomically(path, f"{earlier}{json.dumps(start)}\n")

@@ -55,8 +55,9 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     config = prepared.config
     regularized = f"dropout {config.model.dropout:g}, weight decay {config.optim.weight_decay:g}"
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
+    measured = {"seconds_per_step": time.step, "matmul_gflops": speed / 1e9}
     lines = (f"chosen: {describe(config, prepared.data)}; {regularized}", f"because {because}")
-    return replace(prepared, notices=(*prepared.notices, *lines), step_time=time)
+    return replace(prepared, notices=(*prepared.notices, *lines), step_time=time, measured=measured)
 
 
 def measure_steps(

@@ -5,7 +5,7 @@ run ends with the same weights, and evaluating, sampling or saving never changes
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ def train(
     start: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
+    measured: Mapping[str, float] | None = None,
     processes: Processes = ONE,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
@@ -53,7 +54,7 @@ def train(
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
-        command: Recorded in the run.
+        command, measured: Recorded in the run.
         processes: The connected processes. Each calls this function, and the main one logs.
 
     Raises:
@@ -80,7 +81,7 @@ def train(
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
             if processes.is_main:
-                record_start(run, state.step, command, learner.environment(), processes.size, training.steps)
+                record_start(run, state.step, command, learner.environment(), processes.size, training.steps, measured)
             return training.loop(probes)
 
 

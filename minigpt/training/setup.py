@@ -1,7 +1,7 @@
 """Preparation of a new or resumed run: its configuration and its text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,8 @@ class PreparedRun:
     """Whether minigpt chooses the other settings, so that they fit the text."""
     step_time: "StepTime | None" = None
     """What a step takes here, if that was measured to choose the settings."""
+    measured: Mapping[str, float] | None = None
+    """What was measured to choose the settings. It is recorded in the run."""
 
     @property
     def is_only_text(self) -> bool:

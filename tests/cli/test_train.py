@@ -113,6 +113,9 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     first, second = (Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8") for name in ("timed", "again"))
     losses = [re.findall(r'"loss/validation": [\d.]+', text) for text in (first, second)]
     assert losses[0] == losses[1] != []
+    timed, again = (json.loads(Path(f"runs/{name}/environment.jsonl").read_text()) for name in ("timed", "again"))
+    assert timed["measured"].keys() == {"seconds_per_step", "matmul_gflops"}
+    assert "measured" not in again
     assert "--resume keeps the duration of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
     both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
     assert "--minutes and --set train.steps=4 both give the duration" in both.error
