@@ -88,7 +88,7 @@ def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_toke
 def steps_within(
     seconds: float, time: StepTime, config: RunConfig, validation_tokens: int, most: int = MOST_STEPS
 ) -> int:
-    """Return how many steps, at most `most`, take at most so many seconds. 0 if one step takes more."""
+    """Return how many steps, at most `most`, take at most `seconds`. 0 if one step takes more."""
     steps, step, look = most, SLACK * time.step, LOOK + time.evaluated_token * validation_tokens
     while steps > 0 and total_seconds(steps, time, config, validation_tokens) > seconds:
         # A shorter run evaluates at least as often, so this number of steps may still be too high, but never too low.
