@@ -225,9 +225,10 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
         from minigpt.interpret.probe import attention_probe
 
         probes.append(attention_probe(data))
+    about = {"command": sys.argv, **({"measured": prepared.measured} if prepared.measured else {})}
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = run_training(probes=probes, command=sys.argv, measured=prepared.measured)
+        outcome = run_training(probes=probes, about=about)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"

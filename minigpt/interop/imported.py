@@ -27,5 +27,5 @@ def write_run(
     """
     with new_run(name, stem) as run:
         save_checkpoint(run, config, tokenizer, metadata, Snapshot(weights, {}), log)
-        record_start(run, metadata.step, sys.argv, metadata.runtime)
+        record_start(run, metadata.step, metadata.runtime, {"command": sys.argv})
     return run

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,31 +26,17 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
     return [start for start in starts if isinstance(start, dict)]
 
 
-def record_start(
-    run: Path,
-    step: int,
-    command: Sequence[str],
-    environment: Environment,
-    processes: int = 1,
-    steps: int | None = None,
-    measured: Mapping[str, float] | None = None,
-) -> None:
-    """Append a line to environment.jsonl that records how the run was started or resumed.
-
-    A resume may change the duration of the run, `steps`. `measured` is what `--minutes` measured to choose it.
-    """
+def record_start(run: Path, step: int, environment: Environment, facts: Mapping[str, Any]) -> None:
+    """Append a line with `facts` to environment.jsonl: how the run was started or resumed at a step."""
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
     start = {
         "step": step,
-        "steps": steps,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(command),
-        "processes": processes,
+        **facts,
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
         **environment.model_dump(),
-        **({"measured": dict(measured)} if measured else {}),
     }
     write_atomically(path, f"{earlier}{json.dumps(start)}\n")

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain, islice, zip_longest
+from operator import add
 from typing import Any
 
 import torch
@@ -68,7 +70,6 @@ def evaluate(
     context = model.config.context
     stride = context if stride is None else stride
     _check(tokens, context, stride, by_position)
-    assert processes.size == 1 or not by_position, "only the sums are shared"
     device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
     batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
     sums = list[float]()
@@ -85,9 +86,8 @@ def evaluate(
                 position_sums += F.cross_entropy(*pairs, reduction="none").view_as(targets).sum(0).cpu()
                 full += len(targets)
             progress(targets.numel())
-    total = 0.0
-    for loss_sum in chain.from_iterable(zip_longest(*processes.gather(sums), fillvalue=0.0)):  # in the batches' order
-        total += loss_sum
+    # In the order of the batches, as one process adds them.
+    total = reduce(add, chain.from_iterable(zip_longest(*processes.gather(sums), fillvalue=0.0)), 0.0)
     loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     means = tuple((position_sums / full).tolist()) if full else ()

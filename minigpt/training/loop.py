@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +46,7 @@ def train(
     resume: Checkpoint | None = None,
     start: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
-    command: Sequence[str] = (),
-    measured: Mapping[str, float] | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
     processes: Processes = ONE,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
@@ -54,7 +55,7 @@ def train(
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
-        command, measured: Recorded in the run.
+        about: Facts to record about this start of the run, such as its command.
         processes: The connected processes. Each calls this function, and the main one logs.
 
     Raises:
@@ -67,32 +68,24 @@ def train(
         config = processes.share(config)
         processes.together(partial(check_text, data, processes.share(data.fingerprint)))
         state = replace(resume.metadata.state) if resume else TrainState()
-        _refuse_if_finished(config, run, data, state, processes)
+        if refusal := finished(config, run, run_steps(config, len(data.train)), state):
+            if processes.is_main and newest_step(run) == state.step:
+                repair(run, state)  # complete a save that was interrupted; there is nothing to quarantine
+            raise refusal
         learner = make_learner(config, data, resume, start=start, processes=processes)
         quarantined = repair(run, state) if processes.is_main else []  # a refused resume moves nothing
         state = processes.share(state)  # repair may have reset the best loss
         origin = resume.metadata.origin if resume else start.as_origin if start else None
         metrics = Metrics(run if processes.is_main else None, state.step)
         training = Training(config, run, data, learner, state, origin=origin, metrics=metrics)
-        for path in quarantined:
-            metrics.message(f"quarantined a checkpoint of a later step: {path}")
-        training.prepare(resume)
+        training.prepare(resume, quarantined)
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
             if processes.is_main:
-                record_start(run, state.step, command, learner.environment(), processes.size, training.steps, measured)
+                facts = {**about, "steps": training.steps, "processes": processes.size}
+                record_start(run, state.step, learner.environment(), facts)
             return training.loop(probes)
-
-
-def _refuse_if_finished(
-    config: RunConfig, run: Path, data: TokenDataset, state: TrainState, processes: Processes
-) -> None:
-    """Raise RunFinishedError if there is nothing left to do."""
-    if refusal := finished(config, run, run_steps(config, len(data.train)), state):
-        if processes.is_main and newest_step(run) == state.step:
-            repair(run, state)  # complete a save that was interrupted; there is nothing to quarantine
-        raise refusal
 
 
 def check_text(data: TokenDataset, fingerprint: str) -> None:
@@ -136,9 +129,11 @@ class Training:
         """Seconds of training and tokens at the last log line."""
         self.speed = ""
 
-    def prepare(self, resume: Checkpoint | None = None) -> None:
+    def prepare(self, resume: Checkpoint | None = None, quarantined: Sequence[Path] = ()) -> None:
         """Report what runs where, check that a batch fits, and choose the loss (collective)."""
         learner, message, step = self.learner, self.metrics.message, self.state.step
+        for path in quarantined:
+            message(f"quarantined a checkpoint of a later step: {path}")
         several = f"{self.processes.size} processes, each on " if self.processes.size > 1 else ""
         message(f"{learner.parameters:,} parameters on {several}{learner.runtime.describe()}")
         if step:

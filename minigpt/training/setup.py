@@ -13,7 +13,6 @@ from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
     ConfigError,
-    InsufficientMemoryError,
     NoOptimizerError,
     TextError,
     UserError,
@@ -248,8 +247,6 @@ def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
         try:
             verify(step_folder(run, step))
             return read_without_weights(step_folder(run, step)), notices
-        except InsufficientMemoryError:  # it is not damaged: an older one would lose steps
-            raise
         except UserError as error:
             notices.append(f"skipping the checkpoint of step {step}: {error}")
     why = f"no checkpoint is intact ({notices[0]})" if notices else "it has no checkpoint"

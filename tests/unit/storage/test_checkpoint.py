@@ -249,8 +249,7 @@ def test_a_file_larger_than_memory_is_not_read(tmp_path: Path, intact: Path, mon
         load_checkpoint(tmp_path / "copy")
     verify(tmp_path / "copy")  # it is not damaged
     shutil.copytree(tmp_path / "copy", step_folder(tmp_path / "run", 7))
-    with pytest.raises(InsufficientMemoryError):  # a resume must not skip it
-        newest_intact(tmp_path / "run")
+    assert newest_intact(tmp_path / "run")[1] == []  # a resume does not skip it
 
 
 def test_the_error_of_a_damaged_checkpoint_names_its_run(tmp_path: Path) -> None:
