@@ -8,12 +8,10 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -29,15 +27,10 @@ HEAD = 8 << 10
 """Bytes to check at the start of a file."""
 CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 """Bytes that are not part of a text in an 8-bit encoding."""
-DOCUMENTS = {b"%PDF-": "a PDF document", b"PK\x03\x04": "a zip archive", b"{\\rtf": "an RTF document"}
-"""The first bytes of files that hold text, but not plain text."""
-BINARY = "a binary file"
-ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenDocument text"}
-"""Kinds of zip archives by suffix."""
+DOCUMENTS = (b"%PDF-", b"{\\rtf", b"PK\x03\x04")
+"""The first bytes of PDF, RTF and zip files, which may otherwise look like a text."""
 PAGE_MARK = b'<meta name="generator" content="minigpt '
 """Marks an HTML page written by minigpt."""
-KINDS = 4
-"""Maximum number of kinds of files to name in a folder."""
 BUILTINS = {
     "python": "standard library source of this Python, without tests (about 11 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
@@ -137,22 +130,16 @@ def _file(name: str, part: Part) -> Corpus:
 
 def _check_plain(head: bytes, part: Part) -> None:
     """Raise TextError if a file that starts with `head` is not plain text."""
-    if kind := _kind(head, part):
-        if kind == BINARY and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if _is_binary(head, part.encoding):
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise EncodingError(f"{part.label} is UTF-16 text, not {part.encoding}", suggestion="utf-16")
-        raise TextError(f"{part.label} is {kind}; save it as plain text first")
-
-
-def _kind(head: bytes, part: Part) -> str:
-    """Return the kind of a file that is not plain text, from its first bytes, or ""."""
-    kind = next((kind for mark, kind in DOCUMENTS.items() if head.startswith(mark)), "")
-    if "zip" in kind:
-        kind = ZIPPED.get(part.path.suffix.lower(), kind)
-    return kind or BINARY * _is_binary(head, part.encoding)
+        raise TextError(f"{part.label} is a binary file; save it as plain text first")
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
-    """Return whether a file that starts so has a NUL character, or control characters and a wrong encoding."""
+    """Return whether `head` is of a document, or has a NUL character, or control characters and a wrong encoding."""
+    if head.startswith(DOCUMENTS):
+        return True
     if encoding.startswith(("utf-16", "utf-32")):
         return "\0" in head.decode(encoding, errors="replace")
     try:
@@ -175,56 +162,42 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
     parts: list[Part] = []
     try:
         files, skipped = _matches(base, pattern)
-        for path in sorted(files, key=Path.as_posix):
+        for path in files:
             part = Part(escape(path), path, encoding)
             head = next(part.chunks(HEAD), b"")
-            if PAGE_MARK in head or _kind(head, part):
-                skipped.append(path)
+            if PAGE_MARK in head or _is_binary(head, encoding):
+                skipped.add(path)
             else:
                 parts.append(part)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         place = escape(getattr(error, "filename", None) or name)
         raise TextError(f"cannot read {place}: {reason(error)}") from error
-    notices = [_composition(name, parts)] if len(parts) > 1 else []
+    notices = [f"{name}: {len(parts):,} files"] if len(parts) > 1 else []
     if skipped:
         first = escape(min(skipped, key=Path.as_posix).name)
         notices.append(f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: {first})")
     return Corpus(name, tuple(parts), tuple(notices))
 
 
-def _matches(base: Path, pattern: str) -> tuple[list[Path], list[Path]]:
-    """Return the files in `base` that match a glob, and the links, runs and caches that were skipped.
+def _matches(base: Path, pattern: str) -> tuple[list[Path], set[Path]]:
+    """Return the files in `base` that match a glob, sorted by path, and what was skipped: links, runs and caches."""
 
-    Unlike `Path.glob`, never follow a link, and list each folder once.
-    """
-    files: list[Path] = []
-    skipped: list[Path] = []
-    pattern = re.sub(r"(\*\*/)+", "**/", f"{pattern}/*" if pattern.endswith("**") else pattern)
-    folders = [(base, {tuple(pattern.split("/"))})]
-    for folder, patterns in folders:  # which grow
-        patterns |= {parts[1:] for parts in patterns if parts[0] == "**"}  # `**` also matches no folder
-        for name in os.listdir(folder):
-            path = folder / name
-            rests = {parts[parts[0] != "**" :] for parts in patterns if parts[0] == "**" or fnmatch(name, parts[0])}
-            within = rests - {()}
-            if name.startswith(".") or not (() in rests or (within and path.is_dir())):
-                continue
-            if path.is_symlink() or path.absolute() in (cache_folder(), *SYSTEM) or (path.is_dir() and is_run(path)):
-                skipped.append(path)
-            elif path.is_dir() and within:
-                folders.append((path, within))
-            elif path.is_file():
-                files.append(path)
-    return files, skipped
+    @cache
+    def is_skipped(path: Path) -> bool:
+        return path.is_symlink() or path.absolute() in (cache_folder(), *SYSTEM) or (path.is_dir() and is_run(path))
 
-
-def _composition(name: str, parts: Sequence[Part]) -> str:
-    """Return the kinds of files in a folder with their share of its size, such as "a/: 3 files: .md 80 %, .py 20 %"."""
-    sizes = Counter[str]()
-    for part in parts:
-        sizes[escape(part.path.suffix) or "no suffix"] += part.path.stat().st_size
-    kinds, total = sizes.most_common(KINDS), max(1, sizes.total())
-    return f"{name}: {len(parts)} files: {', '.join(f'{kind} {100 * size / total:.0f} %' for kind, size in kinds)}"
+    # Python 3.13 changed the meaning of a `**` at the end of a pattern, and of `**` within a name.
+    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/")]
+    files, skipped = set[Path](), set[Path]()
+    for path in base.glob("/".join([*parts, "*"] if parts[-1] == "**" else parts)):
+        below = [path, *path.parents][: len(path.parts) - len(base.parts)]
+        if any(part.name.startswith(".") for part in below):
+            continue
+        if barrier := next(filter(is_skipped, reversed(below)), None):  # `*/a.txt` would follow a link
+            skipped.add(barrier)
+        elif path.is_file():
+            files.add(path)
+    return sorted(files, key=Path.as_posix), skipped
 
 
 # --- standard input and built-in texts -----------------------------------------------------------------

@@ -189,7 +189,7 @@ def test_any_bytes_decode_as_in_python_or_give_an_error_of_one_line(
     path.write_bytes(gzip.compress(data, 1) if zipped else data)
     expected = python_reads(data, encoding)
     binary = "\0" in data.decode(encoding, "replace") if encoding[:6] in ("utf-16", "utf-32") else b"\0" in data
-    document = data.startswith(tuple(DOCUMENTS))
+    document = data.startswith(DOCUMENTS)
     unmarked = encoding in ("utf-16", "utf-32") and not data.startswith(MARKS[1:])  # the byte order is unknown
     try:
         with blocks_of(size):
