@@ -50,13 +50,6 @@ class EncodingError(TextError):
     suggestion: str = ""
 
 
-@dataclass(eq=False)
-class ConfigAsTextError(TextError):
-    """A preset or a settings file was passed as a text."""
-
-    name: str
-
-
 class UnknownCharacterError(TextError):
     """Characters outside the vocabulary of a model."""
 

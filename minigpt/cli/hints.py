@@ -132,6 +132,8 @@ def hint(error: UserError, command: str, options: Collection[str]) -> str:
 
 
 def _text_hint(error: errors.TextError, command: str, options: Collection[str]) -> str:
+    from minigpt.config.presets import presets
+
     match error:
         case errors.EncodingError(suggestion=encoding) if encoding and "--set" in options:
             return f"try --set data.encoding={encoding}"
@@ -140,10 +142,10 @@ def _text_hint(error: errors.TextError, command: str, options: Collection[str]) 
         case errors.TextNotFoundError(name=name) if run := run_named(name):
             evaluate = f"to evaluate it: minigpt eval {as_argument(run)}"
             return f"it is a run; {f'to resume it: {resume_command(run)}' if command == 'train' else evaluate}"
+        case errors.TextNotFoundError(name=name) if "--config" in options and name in presets():
+            return f"to use the preset of this name: minigpt {command} --config {name}"
         case errors.TextNotFoundError(has_similar=False):
             return f"a text is one of these: {TEXT[:1].lower()}{TEXT[1:].rstrip('.')}"
-        case errors.ConfigAsTextError(name=name):
-            return f"to use it: minigpt {command} --config {shell_quote(name)}"
         case errors.UnknownCharacterError() if command == "train":
             new = "a new run with --set data.tokenizer=byte reads any character"
             return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from minigpt.config import yaml as plain_yaml
-from minigpt.config.resolve import PRESET, ConfigSource, dotted, fields, show
+from minigpt.config.resolve import PRESET, ConfigSource, dotted, show
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -36,19 +36,6 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
         raise ConfigError(f"{escape(name)}: no preset is named {show(base)}{_known(str(base))}")
     bases = read_preset(base, only_shipped=True) if base else ()
     return *bases, (f"{PRESET if is_shipped else 'file '}{name}", values)
-
-
-def is_config(name: str) -> bool:
-    """Return whether `name` is a YAML file with settings or, if no such file exists, a shipped preset."""
-    if not Path(name).exists():
-        return name in presets()
-    if not name.endswith((".yaml", ".yml")):
-        return False
-    try:
-        values = [key for _, source in read_preset(name) for key in source]
-    except ConfigError:
-        return False
-    return bool({*values} & {*fields()})
 
 
 def _known(name: str) -> str:

@@ -11,7 +11,6 @@ from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import DataConfig, RunConfig
 from minigpt.errors import (
     CheckpointError,
-    ConfigAsTextError,
     ConfigError,
     NoOptimizerError,
     TextError,
@@ -90,8 +89,6 @@ def prepare_run(
         ConfigError: Settings are wrong, or would change the model of `start`.
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
-    for name in filter(presets.is_config, text):
-        raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
     sources, is_fitted = _gather(text, preset, assignments, start, processes), preset is None
     resolved = resolve.resolve(*sources, complete=not is_fitted)
     _check_processes(resolved.config, processes)

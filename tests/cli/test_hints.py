@@ -46,13 +46,11 @@ def follow(arguments: list[str], line: str) -> list[str]:
         "train verse.txt --name verse-1 -s train.steps=8",
         "train --resume verse-1",
         "train tiny",
-        "train my.yaml",
     ],
 )
 def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
     Path("latin.txt").write_bytes((VERSE + "caf\xe9").encode("latin-1"))
     Path("strange.txt").write_text("the ☃ and the ☃☃", encoding="utf-8")
-    Path("my.yaml").write_text("preset: tiny\n", encoding="utf-8")
     words = arguments.split()
     line = cli(*words).error
     again = follow(words, line)

@@ -9,7 +9,7 @@ import pytest
 from command_line import SMALL, VERSE, Cli, called
 from small_runs import ending
 
-from minigpt.errors import ConfigAsTextError, UserError
+from minigpt.errors import UserError
 from minigpt.model import device
 from minigpt.storage.metadata import FILES, METADATA, verify
 from minigpt.storage.runs import best_step, checkpoint_steps, lock, step_folder
@@ -99,16 +99,6 @@ def test_the_validation_split_of_a_preset_stays_with_its_text() -> None:
         assert prepared.notices[0].startswith(line)
         assert prepare_run(text, preset, [*settings, "data.val_fraction=0.4"]).config.data.val_fraction == 0.4
     assert prepare_run(["a.txt"], "own.yaml", []).config.data.val_fraction == 0.3, "the user has chosen it"
-
-
-def test_settings_are_not_taken_for_a_text() -> None:
-    Path("my.yaml").write_text("model: {n_layer: 3}", encoding="utf-8")
-    for name in ("my.yaml", "tiny"):
-        with pytest.raises(ConfigAsTextError, match=f"{name} is a configuration, not a text"):
-            prepare_run([name], None, [])
-    for name, content in (("notes.yaml", "a: yaml text\n" * 9), ("tiny", "a text\n" * 9), ("x.yml", "a: text")):
-        Path(name).write_text(content, encoding="utf-8")
-        assert prepare_run([name], None, []).data.characters == len(content)
 
 
 # --- falling back ------------------------------------------------------------------------------------
