@@ -6,7 +6,7 @@ import typer
 from typer import Option
 
 from minigpt.cli.options import GROUP, ConfigOption, JsonOption, SetOption
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import json_text, table, write
 
 config_app = typer.Typer(**GROUP, help="Show presets and settings.")
 
@@ -41,7 +41,6 @@ def config_show(
 
     sources = read_preset(config) if config is not None else ()
     resolved = resolve(*sources, parse_overrides(set_ or []))
-    notice(*resolved.notices)
     if as_yaml:
         write(to_yaml(resolved.config))
     else:

@@ -98,9 +98,7 @@ def _settings(
     if minutes:
         raise UserError("--minutes needs a text: minigpt plan TEXT --minutes N")
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
-    resolved = resolve(shards, *read_preset(config), parse_overrides(assignments))
-    notice(*resolved.notices)
-    return resolved.config, None, None, None
+    return resolve(shards, *read_preset(config), parse_overrides(assignments)).config, None, None, None
 
 
 def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None) -> Iterator[str]:

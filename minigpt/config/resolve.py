@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig, one_or_many
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
 from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs")
@@ -40,11 +40,6 @@ WORDS = {
 }  # fmt: skip
 """What a value must be, by pydantic's type of the error."""
 
-PRESET = "preset "
-"""The start of the name of a source that is a shipped preset."""
-TEXT_BOUND = ("data.val_source", "data.val_fraction", "data.encoding", "sample.prompt")
-"""Settings of a shipped preset that apply only to its own text."""
-
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
 
@@ -55,8 +50,6 @@ class Resolved:
 
     config: RunConfig
     sources: dict[str, str]
-    notices: tuple[str, ...] = ()
-    """What presets set for their own text, which this configuration does not train on. One line for each preset."""
 
 
 def fields() -> dict[str, FieldInfo]:
@@ -115,7 +108,6 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
-    If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
     Args:
@@ -125,8 +117,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     Raises:
         ConfigError: Keys are unknown, values are invalid, or settings contradict each other. The message lists all.
     """
-    applicable, notices = _without_other_texts(sources)
-    chosen = _merge(applicable)
+    chosen = _merge(sources)
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
     problems = [*wrong.values()]
     # A wrong value has its default here, which contradicts nothing that the user wrote.
@@ -135,21 +126,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"), wrong)
-    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()}, notices)
-
-
-def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
-    """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
-    texts = [one_or_many(values.get("data.source")) for _, values in sources]
-    chosen_text = next((text for text in reversed(texts) if text is not None), None)
-    remaining, notices = list[ConfigSource](), list[str]()
-    for (label, values), text in zip(sources, texts, strict=True):
-        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and text != chosen_text]
-        remaining.append((label, {key: value for key, value in values.items() if key not in lost}))
-        if lost:
-            settings = ", ".join(f"{key}={values[key]!r}" for key in lost)
-            notices.append(f"left out of {label}, because they fit only its own text: {settings}")
-    return remaining, tuple(notices)
+    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
 
 
 def _merge(sources: Sequence[ConfigSource]) -> dict[str, tuple[Any, str]]:

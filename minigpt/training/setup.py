@@ -95,7 +95,7 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     if is_fitted and resolved.sources["data.val_fraction"] == "default":
         data = data.resplit(val_fraction(data.size))
-    notices = (*resolved.notices, *data.notices)
+    notices = data.notices
     if resolved.sources["train.shards"] == f"{processes} processes":
         line = f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"
         notices = (line, *notices)

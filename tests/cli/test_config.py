@@ -17,12 +17,5 @@ def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
     assert set(rows) - {"setting"} == set(fields())
 
 
-def test_show_names_what_does_not_fit_another_text(cli: Cli) -> None:
-    done = cli("config", "show", "-c", "stories", "-s", "data.source=my.txt")
-    assert done.err == "left out of preset stories, because they fit only its own text: data.val_fraction=0.02\n"
-    assert re.search(r"^data\.val_fraction +0\.1 +default$", done.out, re.MULTILINE)
-    assert cli("config", "show", "-c", "stories").err == ""
-
-
 def test_schema_has_every_section(cli: Cli) -> None:
     assert set(cli("config", "schema").json["properties"]) == {"preset", *RunConfig.model_fields}

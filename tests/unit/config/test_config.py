@@ -319,27 +319,6 @@ def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
     jsonschema.validate(shipped_as, c.schema())
 
 
-@pytest.mark.parametrize("name", presets())
-def test_a_preset_says_no_more_about_its_text_than_is_left_out_for_another(name: str) -> None:
-    values = dict(read_preset(name)[0][1])
-    about_text = {key for key in values if key.startswith(("data.", "sample."))} - {"sample.preview"}
-    assert "data.source" in about_text <= {"data.source", *c.TEXT_BOUND}
-    assert resolve(*read_preset(name), ("command line", {"data.source": [values["data.source"]]})).notices == ()
-    resolved = resolve(*read_preset(name), ("command line", {"data.source": "my.txt"}))
-    assert {key for key in values if resolved.sources[key] != f"preset {name}"} == about_text
-    assert bool(resolved.notices) == (about_text != {"data.source"})
-
-
-def test_what_the_user_says_of_a_text_stays_with_the_preset_of_another(tmp_path: Path) -> None:
-    mine = read_preset(file(tmp_path, "preset: stories\ndata: {source: a.txt, val_fraction: 0.2}"))
-    for last, expected in ({}, 0.2), ({"data.source": "b.txt"}, 0.2), ({"data.val_fraction": 0.3}, 0.3):
-        resolved = resolve(*mine, ("command line", last))
-        assert (resolved.config.data.val_fraction, resolved.config.sample.prompt) == (expected, "\n")
-    saved = ("checkpoint", {"data.source": "a.txt", "data.val_fraction": 0.2, "sample.prompt": "x"})
-    moved = resolve(saved, ("command line", {"data.source": "b.txt"}))
-    assert (moved.config.data.val_fraction, moved.config.sample.prompt, moved.notices) == (0.2, "x", ())
-
-
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
     resolved = resolve(*read_preset(file(tmp_path, "preset: tiny\ntrain: {epochs: 1}\nmodel: {n_layer: 3}")))
     config, tiny = resolved.config, resolve(*read_preset("tiny")).config

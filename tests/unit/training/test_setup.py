@@ -82,25 +82,6 @@ def test_little_text_gives_one_warning(size: int, settings: list[str], expected:
     assert [line.startswith(str(expected)) for line in notices if "characters" in line] == [True] * bool(expected)
 
 
-def test_the_validation_split_of_a_preset_stays_with_its_text() -> None:
-    Path("a.txt").write_text(VERSE * 3, encoding="utf-8")
-    Path("my.yaml").write_text("preset: stories\ndata: {source: a.txt}", encoding="utf-8")
-    Path("own.yaml").write_text("data: {source: b.txt, val_fraction: 0.3}", encoding="utf-8")
-    line = "left out of preset stories, because they fit only its own text: data.val_fraction=0.02"
-    texts: list[tuple[list[str], str, list[str]]] = [
-        (["a.txt"], "stories", []),
-        ([], "my.yaml", []),
-        ([], "stories", ["data.source=a.txt"]),
-    ]
-    for text, preset, settings in texts:
-        prepared = prepare_run(text, preset, settings)
-        assert len(prepared.data.validation) == pytest.approx(0.1 * len(VERSE * 3), abs=1)
-        assert not prepared.config.sample.has_own_prompt
-        assert prepared.notices[0].startswith(line)
-        assert prepare_run(text, preset, [*settings, "data.val_fraction=0.4"]).config.data.val_fraction == 0.4
-    assert prepare_run(["a.txt"], "own.yaml", []).config.data.val_fraction == 0.3, "the user has chosen it"
-
-
 # --- falling back ------------------------------------------------------------------------------------
 
 
