@@ -1,7 +1,6 @@
 """Write files that are either complete or absent, even after a crash, and read untrusted files safely."""
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -103,25 +102,25 @@ def make_folders(folder: Path) -> None:
         sync(folder.parent)
 
 
-def open_within(path: Path, folder: Path, limit: int | None = None) -> BinaryIO:
-    """Open a file for reading.
+@contextmanager
+def open_within(path: Path, folder: Path, limit: int | None = None) -> Iterator[BinaryIO]:
+    """Open a file for reading in the block.
 
     Raises:
-        UserError: It is outside `folder`, not a regular file, larger than `limit` bytes, or cannot be opened.
+        UserError: It is outside `folder`, not a regular file, larger than `limit` bytes, or cannot be read.
     """
     try:
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{escape(path)} is a link that leads out of its folder")
-        # O_NONBLOCK: opening a pipe must not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+            raise UserError(f"{escape(path)} is not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise UserError(f"{escape(path)} is larger than {limit:,} bytes")
+        with open(path, "rb") as file:
+            yield file
     except OSError as error:
         raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
-    status = os.fstat(descriptor)
-    is_regular = stat.S_ISREG(status.st_mode)
-    if not is_regular or (limit is not None and status.st_size > limit):
-        os.close(descriptor)
-        raise UserError(f"{escape(path)} is {f'larger than {limit:,} bytes' if is_regular else 'not a regular file'}")
-    return os.fdopen(descriptor, "rb")
 
 
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
@@ -133,22 +132,7 @@ def read_within(path: Path, folder: Path, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if 2 * size > (free_memory() or 2 * size):
             raise MemoryError
-        try:
-            return file.read(size)
-        except OSError as error:
-            raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
-
-
-def hash_within(path: Path, folder: Path, limit: int) -> str:
-    """Return the SHA-256 of a file, opened with `open_within` and read in blocks. Raises UserError."""
-    hashed = hashlib.sha256()
-    with open_within(path, folder, limit) as file:
-        try:
-            while block := file.read(1 << 20):
-                hashed.update(block)
-        except OSError as error:
-            raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
-    return hashed.hexdigest()
+        return file.read(size)
 
 
 def decode(content: bytes, path: Path) -> str:

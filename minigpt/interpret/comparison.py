@@ -127,7 +127,7 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
 
 def read_log(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of metrics.jsonl, without damaged ones. The file may come from a stranger."""
-    with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
+    with suppress(UserError), open_within(run / "metrics.jsonl", run) as file:
         while line := file.readline(LONGEST_LINE):
             with suppress(ValueError, RecursionError):
                 entry = json.loads(line)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from minigpt.config import yaml
 from minigpt.config.schema import MOST_STEPS, MOST_THREADS
 from minigpt.errors import CheckpointError, escape
-from minigpt.files import hash_within, read_within
+from minigpt.files import open_within, read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 TEXTS = ("config.yaml", "tokenizer.json")
@@ -180,7 +180,11 @@ def verify(checkpoint: Path) -> Metadata:
     """Check each file of a checkpoint and return its metadata. Raises UserError like `read_checked`."""
     metadata = read_metadata(checkpoint)
     for name in FILES:
-        if hash_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata)) != metadata.sha256.get(name):
+        hashed = hashlib.sha256()
+        with open_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata)) as file:
+            while block := file.read(1 << 20):
+                hashed.update(block)
+        if hashed.hexdigest() != metadata.sha256.get(name):
             raise _changed(checkpoint, name)
     return metadata
 

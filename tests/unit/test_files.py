@@ -229,8 +229,8 @@ def test_only_regular_files_are_opened(folder: Path, monkeypatch: pytest.MonkeyP
     }
     with socket.socket(socket.AF_UNIX) as unix, within(seconds=2):
         makers.get(kind, lambda: None)()
-        with pytest.raises(UserError, match=problem) as error:
-            open_within(path, folder)
+        with pytest.raises(UserError, match=problem) as error, open_within(path, folder):
+            pass
     assert "\n" not in str(error.value)
 
 
