@@ -126,17 +126,15 @@ def best_step(run: Path) -> int:
     Raises:
         CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
-    while True:
-        newest = checkpoint_steps(run)[-1]
-        try:
-            best = read_metadata(step_folder(run, newest)).state.best_checkpoint
-            if best in checkpoint_steps(run):
-                return best
-            problem = f"checkpoint {best} of run {escape(run.name)} is missing"
-        except UserError as error:
-            problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
-        if newest == newest_step(run):  # otherwise training has just saved a newer one
-            raise CheckpointError(problem, run)
+    steps = checkpoint_steps(run)
+    try:
+        best = read_metadata(step_folder(run, steps[-1])).state.best_checkpoint
+    except UserError as error:
+        problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
+        raise CheckpointError(problem, run) from error
+    if best not in steps:
+        raise CheckpointError(f"checkpoint {best} of run {escape(run.name)} is missing", run)
+    return best
 
 
 def repair(run: Path, state: TrainState) -> list[Path]:
@@ -264,7 +262,7 @@ def lock(run: Path) -> Iterator[None]:
 
 def is_training(run: Path) -> bool:
     """Return whether a process holds the lock of a run. False on Windows."""
-    with suppress(UserError, OSError), open_within(run / LOCK, run) as file:
+    with suppress(UserError), open_within(run / LOCK, run) as file:
         if sys.platform != "win32" and file.read(1):  # empty if the last process released the lock
             import fcntl
 
