@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from minigpt.config.schema import DataConfig
-from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
+from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError, escape
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
@@ -75,7 +76,7 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
 def reload_dataset(
     config: DataConfig, fingerprint: str, tokenizer: Tokenizer, characters: int = 0, *, is_named: bool = False
 ) -> TokenDataset:
-    """Load the dataset of an earlier run. Standard input and built-in texts are loaded from the cache if possible.
+    """Load the dataset of an earlier run: the cached tokens of its text, or else the text from its source.
 
     The settings may come from a stranger, so nothing is written before the text has the right fingerprint.
 
@@ -87,22 +88,20 @@ def reload_dataset(
         is_named: Whether the user has just named the source, so that its text must be read.
 
     Raises:
-        TextMismatchError: The text is missing, has changed, or is too long.
+        TextMismatchError: The text is not cached, and its source is missing, has changed, or is too long.
     """
-    sources = (*config.source, *config.val_source)
-    is_volatile = "-" in sources or any(source.startswith("builtin:") for source in sources)
-    if is_volatile and not is_named:
-        cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
-        encoded = [tokens for tokens in cached if tokens is not None]
-        if len(encoded) == len(cached):
-            total = sum(map(tokenizer.characters, encoded))
-            return _make_dataset(config, encoded, tokenizer, fingerprint, total, characters)
+    parts = fingerprint.split("+", bool(config.val_source))
+    cached = [tokens for part in parts if (tokens := open_cached(part, tokenizer)) is not None]
+    if len(cached) == len(parts) and not is_named:
+        data = _make_dataset(config, cached, tokenizer, fingerprint, characters)
+        sources = (*config.source, *config.val_source)
+        paths = [name for name in sources if not re.match(r"-$|builtin:|download:|.*[*?[]", name)]
+        missing = [escape(path) for path in paths if not os.path.exists(os.path.expanduser(path))]
+        return replace(data, notices=tuple(f"{path} is missing: using the cached text" for path in missing))
     try:
         scans = _scan(config, None if is_named else characters or None)
     except TextError as error:
-        is_lost = "-" in sources and not is_named
-        origin = "it came from standard input and is no longer in the cache; " if is_lost else ""
-        raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
+        raise TextMismatchError(f"the text of this run is not available: {error}") from error
     if _join(scans) != fingerprint:
         names = " or ".join(text.corpus.name for text in scans)
         files = sum(len(text.corpus.parts) for text in scans)
@@ -132,16 +131,17 @@ def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) 
         raise UnknownCharacterError(f"the text has {several} outside the vocabulary of the run: {shown}")
     # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
     encoded = [encode_cached(text, tokenizer, config.unknown) for text in scans]
-    total, skipped = counts.total(), unknown.total()
-    data = _make_dataset(config, encoded, tokenizer, _join(scans), total - skipped, total)
-    notice = f"skipped {skipped:,} of {total:,} characters: not in the vocabulary are {shown}"
+    total = counts.total()
+    data = _make_dataset(config, encoded, tokenizer, _join(scans), total)
+    notice = f"skipped {unknown.total():,} of {total:,} characters: not in the vocabulary are {shown}"
     return replace(data, notices=(notice,) if unknown else ())
 
 
 def _make_dataset(
-    config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str, characters: int, read: int
+    config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str, read: int
 ) -> TokenDataset:
     train, validation = split(encoded, config.val_fraction)
+    characters = sum(map(tokenizer.characters, encoded))
     return TokenDataset(train, validation, tokenizer, fingerprint, characters, (), tuple(encoded), read)
 
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_is_compared_without_its_run(cli: Cli, copy: Path) -> None:
     assert {row.split()[0] for row in cli("compare", "gpt-1", "kept").out.splitlines()[1:]} == {"gpt-1", "kept"}
 
 
-def test_a_run_that_cannot_be_measured_is_one_line(cli: Cli, copy: Path) -> None:
+def test_a_run_that_cannot_be_measured_is_one_line(cli: Cli, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree("runs/gpt-1", "runs/empty")
     shutil.rmtree("runs/empty/checkpoints")
     assert cli("compare", "gpt-1", "empty").error == "run empty has no checkpoint yet"
@@ -118,6 +118,7 @@ def test_a_run_that_cannot_be_measured_is_one_line(cli: Cli, copy: Path) -> None
             file.truncate(100)
     assert "damaged" in cli("compare", "gpt-1", "half").error
     Path("other.txt").write_text("changed", encoding="utf-8")
+    monkeypatch.setenv("MINIGPT_CACHE", "empty")
     error = cli("compare", "gpt-1", "alien").error
     assert error.startswith("alien: ")
     assert "available runs" in cli("compare", "gpt-1", "nobody").error

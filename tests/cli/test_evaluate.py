@@ -135,4 +135,6 @@ def test_a_copied_checkpoint_needs_the_text_of_its_run(
     for file in (at_home / "runs/verse-1/checkpoints/step-00000004").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
+    assert cli("eval", ".").code == 0, "the text is cached"
+    monkeypatch.setenv("MINIGPT_CACHE", "empty")
     assert "verse.txt" in cli("eval", ".").error

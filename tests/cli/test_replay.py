@@ -83,6 +83,8 @@ def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest
     done = cli("runs", "--replay", "a", "--json")
     assert (done.code, len(json.loads(done.out)["different"])) == (1, tensors)
     Path("verse.txt").write_text(VERSE[::-1], encoding="utf-8")
+    assert expected in cli("runs", "--replay", "a").error, "the text is cached"
+    monkeypatch.setenv("MINIGPT_CACHE", "empty")
     assert "verse.txt is not the text that this run was trained on" in cli("runs", "--replay", "a").error
 
 

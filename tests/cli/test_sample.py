@@ -217,7 +217,8 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
         assert re.search(rf"^copied in runs of {least}\+ +{share:.1%} ", done.out, re.M)
 
 
-def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path) -> None:
+def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIGPT_CACHE", "empty")
     Path("verse.txt").write_text("another text\n" * 9, encoding="utf-8")
     assert cli("sample", run, "--copied").error == (
         "verse.txt is not the text that this run was trained on; put its text back where it was"

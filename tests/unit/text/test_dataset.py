@@ -185,7 +185,7 @@ def test_the_split_loses_nothing(length: int, fraction: float) -> None:
     assert abs(len(validation) - fraction * length) < 3
 
 
-def test_a_separate_validation_text(tmp_path: Path) -> None:
+def test_a_separate_validation_text(cache: Path, tmp_path: Path) -> None:
     """All of the source is training text. The vocabulary has the characters of both."""
     config = DataConfig(source=(write(tmp_path, "aabb", "a.txt"),), val_source=(write(tmp_path, "abé", "b.txt"),))
     found = data.load_dataset(config)
@@ -194,6 +194,7 @@ def test_a_separate_validation_text(tmp_path: Path) -> None:
     assert found.characters == 7
     again = data.reload_dataset(config, found.fingerprint, found.tokenizer)
     assert np.array_equal(again.validation, found.validation)
+    shutil.rmtree(cache)
     write(tmp_path, "abx", "b.txt")
     with pytest.raises(TextMismatchError, match=r"a.txt or b.txt is not the text that this run was trained on"):
         data.reload_dataset(config, found.fingerprint, found.tokenizer)
@@ -238,15 +239,53 @@ def test_the_byte_tokenizer_counts_characters(tmp_path: Path) -> None:
     assert found.characters_per_token == pytest.approx(1 / 3)
 
 
-def test_a_resumed_run_has_its_own_tokenizer_and_needs_the_same_text(tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_own_tokenizer_and_needs_the_same_text(cache: Path, tmp_path: Path) -> None:
     config = DataConfig(source=(write(tmp_path, "hello world"),))
     first = data.load_dataset(config)
     again = data.reload_dataset(config, first.fingerprint, first.tokenizer)
     assert again.tokenizer is first.tokenizer
     assert np.array_equal(again.train, first.train)
     write(tmp_path, "hello worlds")
+    shutil.rmtree(cache)
     with pytest.raises(TextMismatchError, match=r"my.txt is not the text that this run was trained on"):
         data.reload_dataset(config, first.fingerprint, first.tokenizer)
+    assert not cache.exists(), "nothing is written before the text has its fingerprint"
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+@pytest.mark.parametrize("sources", [("my.txt",), ("*.txt",), (".",), ("my.txt", "builtin:stories:50")])
+def test_a_run_keeps_its_cached_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, sources: tuple[str, ...]
+) -> None:
+    """A new text must have been named by the user, and then be the same."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "hello world")
+    config = DataConfig(source=sources)
+    first = data.load_dataset(config)
+    known = first.fingerprint, first.tokenizer, first.characters_read
+    assert data.reload_dataset(config, *known).notices == ()
+    (tmp_path / "my.txt").unlink()
+    if change == "edited":
+        write(tmp_path, "hello worlds")
+    again = data.reload_dataset(config, *known)
+    assert np.array_equal(again.train, first.train)
+    assert (again.characters, again.characters_read) == (first.characters, first.characters_read)
+    is_known = change == "deleted" and sources[0] == "my.txt"
+    assert again.notices == ("my.txt is missing: using the cached text",) * is_known
+    with pytest.raises(TextMismatchError):
+        data.reload_dataset(config, *known, is_named=True)
+
+
+def test_a_forged_fingerprint_of_several_texts_is_a_mismatch(tmp_path: Path) -> None:
+    config = DataConfig(source=(write(tmp_path, "hello world"),))
+    first = data.load_dataset(config)
+    for parts in (2, 3):
+        forged = "+".join([first.fingerprint] * parts)
+        with pytest.raises(TextMismatchError):
+            data.reload_dataset(config, forged, first.tokenizer)
+    config = config.model_copy(update={"val_source": config.source})
+    with pytest.raises(TextMismatchError):
+        data.reload_dataset(config, forged, first.tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
@@ -270,7 +309,7 @@ def test_a_text_from_standard_input_is_in_the_cache_or_can_be_sent_again(
     with pytest.raises(UserError, match="is not the text that this run was trained on"):
         data.reload_dataset(config, *known)
     send(b"")
-    with pytest.raises(TextMismatchError, match="it came from standard input and is no longer in the cache"):
+    with pytest.raises(TextMismatchError, match="the text of this run is not available: standard input"):
         data.reload_dataset(config, *known)
     assert not cache.exists(), "nothing is written before the text has its fingerprint"
 
@@ -295,9 +334,12 @@ def test_a_run_on_stories_survives_an_empty_cache(cache: Path) -> None:
         data.reload_dataset(other, before.fingerprint, before.tokenizer, is_named=True)
 
 
-def test_a_text_that_has_grown_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_has_grown_is_not_read_to_its_end(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = DataConfig(source=(write(tmp_path, "abcabc"),))
     found = data.load_dataset(config)
+    shutil.rmtree(cache)
     write(tmp_path, "abc" * 1_000_000)
     read: list[int] = []
 
@@ -328,5 +370,6 @@ def test_a_file_added_to_a_folder_is_named_as_a_reason(cache: Path, tmp_path: Pa
     config = DataConfig(source=(str(folder),))
     before = data.load_dataset(config)
     (folder / "b.txt").write_text("more text", encoding="utf-8")
+    shutil.rmtree(cache)
     with pytest.raises(TextMismatchError, match=r"\(one of 2 files was added, removed or changed\)"):
         data.reload_dataset(config, before.fingerprint, before.tokenizer)
