@@ -5,7 +5,6 @@ Does not import torch.
 
 import os
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,12 +65,3 @@ def bytes_in(table: str, name: str) -> int | None:
     """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
     match = re.search(rf"{name}:\s+(\d+)", system_table(table))
     return int(match[1]) * 1024 if match else None
-
-
-def python_command(module: str) -> list[str]:
-    """Return the start of a command line that runs a module of minigpt in another process.
-
-    Unlike `python -m`, it imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11.
-    """
-    safe_path = "import sys; sys.path = [place for place in sys.path if place]; import runpy"
-    return [sys.executable, "-c", f"{safe_path}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]

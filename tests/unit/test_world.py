@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from minigpt.world import python_command
+from minigpt.course.check import python_command
 
 
 def test_another_process_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
