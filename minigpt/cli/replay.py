@@ -37,7 +37,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
     start = _start(checkpoint)
     learner = make_learner(config, data, saved=metadata.runtime, start=start)
-    learner.use(choose_loss(learner, data.train, lambda line: None))
+    learner.use_loss(choose_loss(learner, data.train, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
     durations = _durations(checkpoint)

@@ -24,7 +24,7 @@ from minigpt.model.kernels import CPU, Kernels, apply_rope, squared_relu
 class RMSNorm(nn.RMSNorm):
     """Divide by the root mean square of the last dimension and multiply by learned gains."""
 
-    kernels: Kernels = CPU
+    kernels: Kernels = CPU  # until `use_kernels`
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernels.rms_norm(x, self.weight)
@@ -40,7 +40,7 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
-    kernels: Kernels = CPU
+    kernels: Kernels = CPU  # until `use_kernels`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class MLP(nn.Module):
 class Dropout(nn.Module):
     """Zero activations in training, and scale up the other activations (Srivastava et al. 2014)."""
 
-    kernels: Kernels = CPU
+    kernels: Kernels = CPU  # until `use_kernels`
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class GPT(nn.Module):
     positions: Tensor | None
     cos_sin: Tensor | None
     run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = staticmethod(nn.Module.__call__)
-    """Apply a block to its input (B, T, C). `compile_loss` compiles this function."""
+    """`run_block(block, x, cos_sin)` applies a block to x (B, T, C). `compile_loss` compiles this one function."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class GPT(nn.Module):
 
         The projections into the residual stream are scaled by 1 / sqrt(2 n_layer) (Radford et al. 2019, section
         2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output
-        would predict that token again. Gains of alternating sign make it as unlikely as any other.
+        would predict that token again. Gains of +1, -1, +1 bring the product of an embedding with itself near zero.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -40,6 +40,7 @@ def batch_at(
         generator = np.random.default_rng(mix_seed(seed, "epoch", int(epoch)))
         offset = generator.integers(len(tokens) - windows * context)
         order_seed = mix_seed(seed, "order", int(epoch))
+        # `permute` computes only these entries of a random permutation of all windows.
         starts[in_epoch] = offset + context * permute(indices[in_epoch], windows, order_seed)
     ids = tokens[starts[part, None] + np.arange(context + 1)]  # (B, T + 1)
     sequences = torch.from_numpy(ids.astype(np.int64))

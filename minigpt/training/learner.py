@@ -50,7 +50,7 @@ class Learner:
         processes: Processes = ONE,
     ) -> None:
         self.config, self.vocab_size, self.runtime, self.processes = config, vocab_size, runtime, processes
-        self.parameters = count_parameters(config.model, vocab_size)
+        self.parameter_count = count_parameters(config.model, vocab_size)
         self.flops_per_token = training_flops(config.model, vocab_size)
         configure_torch(runtime)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
@@ -59,11 +59,11 @@ class Learner:
         use_kernels(self.model, runtime.model_kernels)
         self.optimizer = Optimizer(self.model, config.optim, runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
-        """`mean_loss`, or `mean_loss` compiled or recorded."""
+        """`mean_loss`: as it is, compiled, or recorded as a CUDA graph."""
         if snapshot or processes.size > 1:
-            self._restore(snapshot)
+            self._set_tensors(snapshot)
 
-    def _restore(self, snapshot: Snapshot | None) -> None:
+    def _set_tensors(self, snapshot: Snapshot | None) -> None:
         """Give every process the tensors of the main process: those of `snapshot`, or its random weights (collective).
 
         Raises CheckpointError if a name or a shape does not fit.
@@ -90,8 +90,8 @@ class Learner:
         sums = "exact" if self.processes.is_exact else f"all-reduce of {self.processes.size} processes"
         return self.runtime.environment().model_copy(update={"sums": sums})
 
-    def use(self, loss: Loss) -> None:
-        """Compute losses with `loss` from here on: `mean_loss`, or `mean_loss` compiled or recorded."""
+    def use_loss(self, loss: Loss) -> None:
+        """Compute losses with what `choose_loss` returned, and record whether it is compiled."""
         self.loss = loss
         self.runtime = replace(self.runtime, compile=self.runtime.compile and loss != self.mean_loss)
         configure_torch(self.runtime)
@@ -135,12 +135,14 @@ class Learner:
 
         All processes end with the same gradients.
         """
-        train, parameters = self.config.train, list(self.optimizer.names)
+        train, parameters = self.config.train, self.optimizer.parameters
         shards, shard_size = self.processes.shards(train.shards), train.batch_size // train.shards  # sequences in one
         part = slice(shards.start * shard_size, shards.stop * shard_size)
         batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, number, part=part)
         xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)
-        sums: list[list[Tensor]] = []  # of subtrees of shards: gradients, and the loss
+        # A stack of sums of subtrees: gradients, and the loss. Their order is the same for any number of processes
+        # (parallel.py), so the last digits are too.
+        sums: list[list[Tensor]] = []
         for shard, x, y, merges in zip(shards, xs, ys, tree_merges(len(shards)), strict=True):
             reseed(self.runtime, mix_seed(train.seed, "dropout", number, shard))
             self.optimizer.zero_grad()
@@ -170,7 +172,7 @@ class Learner:
 
     def update(self, lr_factor: float) -> Tensor:
         """Clip the gradients, update the weights, and return the norm of all gradients before."""
-        parameters = list(self.optimizer.names)
+        parameters = self.optimizer.parameters
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if max_norm := self.config.optim.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
@@ -195,7 +197,7 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
 def make_learner(
     config: RunConfig,
     data: TokenDataset,
-    checkpoint: Checkpoint | None = None,
+    resume: Checkpoint | None = None,
     *,
     saved: Environment | None = None,
     start: Checkpoint | None = None,
@@ -204,7 +206,7 @@ def make_learner(
     """Return the learner of a new run, perhaps with `start`'s weights, or of a run that resumes (collective).
 
     Only the main process reads tensors. Those of a checkpoint without weights come from its folder. `saved` is the
-    environment to compute in, if it is not that of `checkpoint`.
+    environment to compute in, if no run resumes.
 
     Raises:
         DeviceError: The device is not available.
@@ -212,7 +214,7 @@ def make_learner(
         CheckpointError: The tensors of the checkpoint do not fit, or its optimizer state is missing.
     """
     steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
-    saved = checkpoint.metadata.runtime if checkpoint else saved
+    saved = resume.metadata.runtime if resume else saved
     device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
     memory = training_memory(config, vocab_size, device, processes=processes.size)
     what = f"training a model of {count_parameters(config.model, vocab_size):,} parameters"
@@ -221,16 +223,16 @@ def make_learner(
     is_compilable = not config.model.is_recurrent  # PyTorch does not compile recurrent layers
     flops = is_compilable * steps * config.tokens_per_step * training_flops(config.model, vocab_size)
     runtime = replace(processes.share(choose_runtime(settings, saved, flops=flops)), device=device)
-    snapshot = processes.together(lambda: _read(checkpoint, start) if processes.is_main else None)
+    snapshot = processes.together(lambda: _read(resume, start) if processes.is_main else None)
     return Learner(config, vocab_size, runtime, snapshot=snapshot, processes=processes)
 
 
-def _read(checkpoint: Checkpoint | None, start: Checkpoint | None) -> Snapshot | None:
+def _read(resume: Checkpoint | None, start: Checkpoint | None) -> Snapshot | None:
     """Return the tensors that a run begins with, or None if they are random."""
-    source = checkpoint or start
+    source = resume or start
     if source is None:
         return None
-    state = load_optimizer(checkpoint) if checkpoint else {}
-    if checkpoint and not state and checkpoint.metadata.step > 0:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
+    state = load_optimizer(resume) if resume else {}
+    if resume and not state and resume.metadata.step > 0:
+        raise CheckpointError(f"cannot resume from {resume.path}: optimizer state is missing")
     return Snapshot(source.weights or read_checkpoint(source.path).weights, state)

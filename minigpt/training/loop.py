@@ -118,8 +118,8 @@ class Training:
         self.state, self.origin = state or TrainState(), origin
         self.saved_step = self.state.step if self.state.step else None
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
-        self.eval_steps = eval_steps(config, self.steps, len(data.validation))
-        self.frame_steps = frame_steps(config, self.steps, self.learner.parameters, self.learner.flops_per_token)
+        self.eval_every = eval_steps(config, self.steps, len(data.validation))
+        self.frame_steps = frame_steps(config, self.steps, self.learner.parameter_count, self.learner.flops_per_token)
         self.unread: list[Tensor] = []
         """The loss and gradient norm (2,) of the latest steps, on the device."""
         self.most_unread = 1 if learner.runtime.device == "cpu" else 100
@@ -135,14 +135,14 @@ class Training:
         for path in quarantined:
             message(f"quarantined a checkpoint of a later step: {path}")
         several = f"{self.processes.size} processes, each on " if self.processes.size > 1 else ""
-        message(f"{learner.parameters:,} parameters on {several}{learner.runtime.describe()}")
+        message(f"{learner.parameter_count:,} parameters on {several}{learner.runtime.describe()}")
         if step:
             message(f"resuming at step {step}")
         if not self.processes.is_exact:
             message("runtime.exact=false: rounding depends on the number of processes")
         if warning := learner.check_fit():
             message(warning)
-        learner.use(choose_loss(learner, self.data.train, message))
+        learner.use_loss(choose_loss(learner, self.data.train, message))
         changes = learner.environment().changes(resume.metadata.runtime) if resume else []
         if resume and (before := resume.config.train.sequences_at_once) != self.config.train.sequences_at_once:
             changes.append(f"micro-batches of {self.config.train.sequences_at_once} instead of {before}")
@@ -168,7 +168,7 @@ class Training:
                 if is_done or state.step % config.log_every == 0:
                     self.log()
                 is_best = False
-                if is_done or state.step % self.eval_steps == 0:
+                if is_done or state.step % self.eval_every == 0:
                     is_best = self.evaluate(probes)
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % config.save_every == 0:
@@ -185,7 +185,7 @@ class Training:
         Raises DivergedError if `read` does.
         """
         state = self.state
-        self.unread.append(self.learner.step(self.data.train, state.step, self.lr_factor(state.step)))
+        self.unread.append(self.learner.step(self.data.train, state.step, self.lr_factor_at(state.step)))
         state.step += 1
         state.tokens_seen += self.config.tokens_per_step
         if len(self.unread) >= self.most_unread:
@@ -214,14 +214,14 @@ class Training:
             state.loss_sum += loss
             state.loss_count += 1
 
-    def lr_factor(self, step: int) -> float:
+    def lr_factor_at(self, step: int) -> float:
         """Return the learning rate of the step after `step` steps as a fraction of its peak: that of its middle."""
         return lr_factor((step + 0.5) / self.steps, self.config.optim)
 
     @property
     def rates(self) -> dict[str, float]:
         """The learning rates of the last step by name."""
-        factor = self.lr_factor(max(0, self.state.step - 1))
+        factor = self.lr_factor_at(max(0, self.state.step - 1))
         return {name: peak * factor for name, peak in self.learner.optimizer.peak_rates.items()}
 
     def log(self) -> None:
@@ -275,15 +275,15 @@ class Training:
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""
         self.saved_step = self.state.step
-        self._publish(save_checkpoint, self.learner.snapshot)
+        self._write(save_checkpoint, self.learner.snapshot)
 
     def keep_frame(self) -> None:
         """Publish the weights, if this is one of the steps of the film (collective)."""
         if self.state.step in self.frame_steps:
-            self._publish(save_frame, partial(self.learner.snapshot, with_optimizer=False))
+            self._write(save_frame, partial(self.learner.snapshot, with_optimizer=False))
 
-    def _publish(self, save: Callable[..., object], snapshot: Callable[[], Snapshot]) -> None:
-        """Let the main process `save` a snapshot. If it fails, all processes end (collective)."""
+    def _write(self, write: Callable[..., object], snapshot: Callable[[], Snapshot]) -> None:
+        """Let the main process `write` a snapshot. If it fails, all processes end (collective)."""
         self.read()
         self.state.seconds = self.clock.total
         self.metrics.flush()
@@ -296,12 +296,12 @@ class Training:
             characters=self.data.characters_read,
             origin=self.origin,
             vocab_size=self.data.tokenizer.vocab_size,
-            parameters=self.learner.parameters,
+            parameters=self.learner.parameter_count,
             runtime=self.learner.environment(),
             state=self.state,
         )
         contents = (self.config, self.data.tokenizer, metadata, taken, self.metrics.message)
-        self.processes.together(lambda: save(self.run, *contents) if taken else None)
+        self.processes.together(lambda: write(self.run, *contents) if taken else None)
 
     def _show_progress(self, activity: str = "") -> None:
         # The validation loss of step 0 beside a training loss would look like overfitting.

@@ -68,9 +68,10 @@ class AdamW(ParamGroupOptimizer):
 class Muon(ParamGroupOptimizer):
     """Nesterov momentum, orthogonalized (Jordan et al. 2024) and normalized by neuron (NorMuon, Li et al. 2025).
 
-    Muon replaces the update of each matrix with the nearest orthogonal matrix. The vectors along its longer side,
-    such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
-    each vector is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
+    Muon replaces the update of each matrix with the nearest orthogonal matrix. Its longer side has a vector for each
+    index, such as one for each unit of the MLP, and they still differ in length. As in NorMuon
+    (https://arxiv.org/abs/2510.05491), each vector is divided by the running RMS of its entries. NorMuon does this to
+    the rows of every matrix.
 
     Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one.
     """
@@ -146,6 +147,11 @@ class Optimizer:
         ]
         self.groups = [group for group in groups if group.parameters]
         self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if hidden else {})
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters of the model."""
+        return list(self.names)
 
     def step(self, factor: float) -> None:
         """Update all parameters. `factor` is the learning rate as a fraction of its peak."""

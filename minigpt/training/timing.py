@@ -56,7 +56,7 @@ def measure_step(
     try:
         learner = Learner(small, vocab_size, replace(runtime, compile=False))
         learner.check_fit()
-        learner.use(choose_loss(learner, tokens, lambda line: None))
+        learner.use_loss(choose_loss(learner, tokens, lambda line: None))
         for step in range(2):  # the first steps allocate memory
             timed_step(learner, tokens, step)
     except InsufficientMemoryError:

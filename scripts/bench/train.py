@@ -70,7 +70,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
     data = reload_dataset(config.data, *known)
     learner = make_learner(config, data)
     training = Training(config, folder, data, learner)
-    learner.use(choose_loss(learner, data.train, log))
+    learner.use_loss(choose_loss(learner, data.train, log))
 
     def step() -> None:
         if training.state.step >= training.steps:

@@ -213,7 +213,7 @@ def test_a_gpu_repeats_a_run_bit_for_bit_recorded_or_not(tmp_path: Path, family:
     for is_recorded in (False, False, True):
         training = new_training(config)
         if is_recorded:
-            training.learner.use(choose_loss(training.learner, make_data().train, print))
+            training.learner.use_loss(choose_loss(training.learner, make_data().train, print))
             assert training.learner.loss != training.learner.mean_loss
         for _ in range(12):
             training.step()

@@ -25,7 +25,7 @@ def test_accumulation_gives_the_update_of_the_large_batch(tmp_path: Path, name: 
         config = make_config(optim__name=name, train__batch_size=8, train__micro_batch_size=micro)
         training, sizes = new_training(config, tmp_path), []
         learner = training.learner
-        learner.use(lambda x, y, own=learner, sizes=sizes: (sizes.append(len(x)), own.mean_loss(x, y))[1])
+        learner.use_loss(lambda x, y, own=learner, sizes=sizes: (sizes.append(len(x)), own.mean_loss(x, y))[1])
         training.step()
         runs.append((training, [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]))
         training.step()
