@@ -197,6 +197,8 @@ class Launcher:
         if child == 0:
             try:
                 self._run_child(folder, arguments, fault, progress, setup, output)
+            except SystemExit as end:  # the second of two signals, while the first one ended the command
+                os._exit(int(end.code or 0))
             finally:
                 os._exit(99)
         return child, progress
