@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 LAB = Path(__file__).resolve().parents[2] / "scripts/lab"
-sys.path.insert(0, str(LAB))
 
 
 def script(name: str, folder: Path = LAB) -> Any:

@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.model.gpt import GPT
 
+M = TypeVar("M", bound=nn.Module)
 V = 13
 FAMILY_NAMES = tuple(FAMILIES)
 SWITCHES: list[dict[str, Any]] = [
@@ -39,15 +40,18 @@ def untrained_model(family: str, vocab_size: int = V, **changes: Any) -> GPT:
 
 
 def random_model(family: str, vocab_size: int = V, **changes: Any) -> GPT:
-    """Return a model with large random weights. Those of a new model hardly change the residual stream."""
-    model = untrained_model(family, vocab_size, **changes)
+    return randomize(untrained_model(family, vocab_size, **changes), gain=1.5)
+
+
+def randomize(module: M, gain: float = 1.0) -> M:
+    """Give a module large random weights, and return it. Those of a new one hardly change the residual stream."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in module.parameters():
             if parameter.ndim == 2:
-                parameter.normal_(std=1.5 / math.sqrt(parameter.size(1)))
+                parameter.normal_(std=gain / math.sqrt(parameter.size(1)))
             else:
                 parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return module
 
 
 def some_ids(*shape: int, vocab_size: int = V) -> Tensor:

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import lab_scripts  # noqa: F401  # makes scripts/lab importable
 import numpy as np
 import patches
 import pytest

@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from lab_scripts import script
+import records
 
 pytestmark = pytest.mark.nightly
-
-records = script("records.py")
 
 
 def test_the_exponent_is_that_of_the_last_four_lengths(tmp_path: Path) -> None:

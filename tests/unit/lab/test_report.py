@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from lab_scripts import LAB, script
 
-from minigpt.course.claims.run import CLAIMS
-
 pytestmark = pytest.mark.nightly
 
 report = script("report")
@@ -88,12 +86,6 @@ def test_the_tables_of_the_notebook_show_the_recorded_runs() -> None:
                 shown += 1
     assert answered == recorded.keys()
     assert shown > 20
-
-
-def test_the_page_of_each_claim_has_its_question() -> None:
-    for experiment in (experiment for claim in CLAIMS for experiment in claim.trained):
-        questions = {"lengths"} if "scripts/lab/lengths" in SECTIONS[experiment.page] else set()
-        assert experiment.question in {*questions, *questions_of(SECTIONS[experiment.page])}
 
 
 def test_the_figures_of_the_notebook_are_drawn_and_shown(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Positions.
+
+Attention is a weighted sum, and a sum does not depend on the order of its terms. So the model needs
+the position of each token. It adds a vector for it to the embedding, or it rotates queries and keys (RoPE).
+"""
+
+from dataclasses import replace
+
+import torch
+from claim import claim, fmt, trained
+from models import EXACT, max_abs, small_gpt
+from torch.nn.functional import scaled_dot_product_attention
+
+from minigpt.model.gpt import use_kernels
+from minigpt.model.kernels import CPU, TORCH
+
+ENCODER = replace(TORCH, sdpa=lambda q, k, v, dropout: scaled_dot_product_attention(q, k, v))
+"""Kernels without a causal mask."""
+
+
+@claim(
+    "In a GPT with two or more layers, the causal mask also tells the order",
+    said="Positions are the only source of order.",
+    mistake="Each position sees a different past. The second layer can tell them apart.",
+)
+def test_claim_order() -> str:
+    """Shuffle the past of models without positions, for 1 to 3 layers, with and without the mask.
+
+    The mask reveals the order in models with two or more layers. The next statement says what a small GPT makes of it.
+    """
+    ids = torch.arange(12)[None]
+    shuffled = torch.cat((ids[:, torch.randperm(11)], ids[:, -1:]), dim=1)
+    unmasked: list[float] = []
+    masked: list[float] = []
+    for kernels, found in ((ENCODER, unmasked), (CPU, masked)):
+        for layers in (1, 2, 3):
+            model = small_gpt(n_layer=layers)
+            use_kernels(model, kernels)
+            found.append(max_abs(model(ids)[0, -1] - model(shuffled)[0, -1]))
+    assert max(*unmasked, masked[0]) < EXACT
+    assert min(masked[1:]) > 0.1
+    return (
+        f"with 1, 2, 3 layers, shuffling the past changes the last prediction by {fmt(unmasked)} without "
+        f"a mask, and by {fmt(masked)} with one"
+    )
+
+
+@claim("A small GPT without positions learns, but its loss is much higher")
+@trained(
+    "positions-4",
+    "positions#does-a-model-need-positional-encodings",
+    "After a minute of training, a model of 4 layers without positions has a loss {none - learned} above learned "
+    "positions, and {none - baseline} above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found only small differences. "
+    "Their models have 125 million parameters or more, read words or subwords, and train far longer. This one has 0.8 "
+    "million and reads characters.",
+    lambda learned, rotary: min(learned, rotary) > 0.1,
+)
+@trained(
+    "positions-1",
+    "positions#does-a-model-need-positional-encodings",
+    "A model of one layer without positions has a loss {none - learned} above learned positions.",
+    lambda difference: difference > 0.3,
+)
+def test_claim_no_positions() -> None: ...
+
+
+@claim("In a small model, RoPE, which encodes relative positions, gives a lower loss than added ones")
+@trained(
+    "positions-4",
+    "positions#which-positional-encodings-are-best",
+    "With RoPE, positions enter a score only as the distance of the two tokens. After a minute of training, its loss "
+    "is {sinusoidal - baseline} below sinusoidal positions and {learned - baseline} below learned ones.",
+    lambda *gaps: min(gaps) > 0.02,
+)
+def test_claim_rope() -> None: ...
