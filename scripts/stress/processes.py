@@ -215,7 +215,8 @@ class Launcher:
         code: Any = 0
         try:
             os.chdir(folder)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+            for number in (signal.SIGHUP, signal.SIGINT):  # nohup, or a shell in the background, ignores them
+                signal.signal(number, signal.SIG_DFL)
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             for stream in (1, 2):
                 os.dup2(file, stream)
