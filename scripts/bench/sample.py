@@ -1,4 +1,4 @@
-"""Sampling with NumPy, compared with transformers, llama.cpp and ONNX Runtime, where they are installed.
+"""Sampling with NumPy, compared with transformers and llama.cpp, where they are installed.
 
 All sides continue a prompt of one token on the CPU, in float32, and sample with the same temperature and no filter.
 NumPy uses one thread, as in `minigpt sample`. The others may use as many as torch does: OMP_NUM_THREADS changes that.
@@ -26,7 +26,7 @@ from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import ConfigError, UserError
-from minigpt.interop import gguf, onnx
+from minigpt.interop import gguf
 from minigpt.model.memory import peak_memory
 from minigpt.sampling.generate import generate_ids
 from minigpt.sampling.load import load_engine
@@ -54,7 +54,6 @@ DEFAULTS: ConfigSource = (
 OTHERS = {
     "transformers": ("transformers", "build_transformers"),
     "llama.cpp": ("llama_cpp", "build_llama"),
-    "ONNX Runtime": ("onnxruntime", "build_onnx"),
 }
 """The package and the function for each other side."""
 
@@ -191,36 +190,6 @@ def build_llama(checkpoint: Checkpoint, length: int, num_samples: int, log: Log)
         return np.fromiter(islice(tokens, length), np.int64, length)[None]
 
     about = f"llama-cpp-python {llama_cpp.__version__}, the exported model, float32, with its KV cache in float16"
-    return _measurement(sample, length), {"about": about}
-
-
-def build_onnx(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) -> Workload:
-    """Build the side that samples from the model's export to ONNX as the exported sample.py does.
-
-    Raises:
-        UserError: The package onnx is not installed.
-    """
-    import torch
-
-    onnxruntime = import_module("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    with TemporaryDirectory() as folder:
-        onnx.write(checkpoint, Path(folder))
-        session = onnxruntime.InferenceSession(f"{folder}/step.onnx", options, providers=["CPUExecutionProvider"])
-    layers, two, _, heads, context, size = session.get_inputs()[2].shape
-
-    def sample(length: int, seed: int) -> Ints:
-        rng = np.random.default_rng(seed)
-        cache = np.zeros((layers, two, num_samples, heads, context, size), np.float32)
-        ids = np.zeros((num_samples, length + 1), dtype=np.int64)
-        for position in range(length):
-            feed = {"ids": ids[:, position], "position": np.array(position), "cache": cache}
-            logits, cache = session.run(None, feed)
-            ids[:, position + 1] = (logits + SampleConfig().temperature * rng.gumbel(size=logits.shape)).argmax(1)
-        return ids[:, 1:]
-
-    about = f"ONNX Runtime {onnxruntime.__version__}, the exported step, float32; each call copies its whole KV cache"
     return _measurement(sample, length), {"about": about}
 
 

@@ -129,19 +129,13 @@ def test_transformers_samples_as_many_characters_and_prints_nothing(capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("package", "build", "num_samples"),
-    [("llama_cpp", sample.build_llama, 1), ("onnxruntime", sample.build_onnx, 2)],
-)
-def test_programs_that_sample_an_export_have_the_same_greedy_text(
-    package: str, build: Any, num_samples: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(package)
+def test_llama_cpp_samples_an_export_with_the_same_greedy_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llama_cpp")
     monkeypatch.setattr(sample, "SampleConfig", partial(SampleConfig, temperature=0.0))
     checkpoint = made(family="classic")
     length = checkpoint.config.model.context
-    ours, theirs = (one(checkpoint, length, num_samples, print)[0]() for one in (sample.build_minigpt, build))
-    assert (theirs["characters"], theirs["crc32"]) == (length * num_samples, ours["crc32"])
+    ours, theirs = (one(checkpoint, length, 1, print)[0]() for one in (sample.build_minigpt, sample.build_llama))
+    assert (theirs["characters"], theirs["crc32"]) == (length, ours["crc32"])
 
 
 def test_llama_cpp_has_no_row_for_several_samples() -> None:
