@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from minigpt.cli.attention import attention
 from minigpt.cli.board import board
 from minigpt.cli.compare import compare
 from minigpt.cli.config import config_app
@@ -25,7 +24,7 @@ app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help
 PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "plan": plan, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
-    "Look inside": {"attention": attention, "inspect": inspect, "course": course_app},
+    "Look inside": {"inspect": inspect, "course": course_app},
     "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app},
 }
 for panel, commands in PANELS.items():

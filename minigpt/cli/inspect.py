@@ -1,22 +1,38 @@
 """`minigpt inspect`."""
 
 import webbrowser
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
-from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
+from minigpt.cli.heads import print_heads
+from minigpt.cli.options import CheckpointOption, EncodingOption, ForceOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, load_torch, notice, waiting, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
+    from minigpt.interpret.excerpt import Excerpt
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.viewer.film import Log
+    from minigpt.viewer.page import Start
 
-MAX_SIZE = 16_000_000
-"""Size of a page in bytes above which --force is required."""
+CompareOption = Annotated[str | None, Option(help="Add another run with the same vocabulary.", metavar="RUN")]
+StepsOption = Annotated[
+    str | None,
+    Option(help="Steps of the film. Default: where predictions change most. none: no film.", metavar="N,...|none"),
+]
+LayerOption = Annotated[
+    int | None, Option(help="Open the page at a head of this layer, or print only its heads.", metavar="N")
+]
+HeadOption = Annotated[int | None, Option(help="Open the page at this head, or print only it.", metavar="N")]
+OutOption = Annotated[Path | None, Option("--out", "-o", help="File to write. Default: inspect.html.", metavar="FILE")]
+OpenOption = Annotated[bool, Option("--open", help="Open the page in a browser.")]
+TableOption = Annotated[bool, Option("--table", help="Print a table of the heads instead of writing a page.")]
+ScoresOption = Annotated[bool, Option("--json", help="Print all scores of the heads as JSON instead.")]
 
 
 def inspect(
@@ -24,19 +40,15 @@ def inspect(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    compare: Annotated[str | None, Option(help="Add another run with the same vocabulary.", metavar="RUN")] = None,
-    steps: Annotated[
-        str | None,
-        Option(help="Steps of the film. Default: where predictions change most. none: no film.", metavar="N,...|none"),
-    ] = None,
-    layer: Annotated[
-        int | None, Option(help="Open the page at a head of this layer. The first is 0.", metavar="N")
-    ] = None,
-    head: Annotated[int | None, Option(help="Open the page at this head. The first is 0.", metavar="N")] = None,
-    exact: Annotated[bool, Option("--exact", help="Keep float32 weights. Default: round them to 8 bits.")] = False,
-    out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace existing files; allow pages above 16 MB.")] = False,
+    compare: CompareOption = None,
+    steps: StepsOption = None,
+    layer: LayerOption = None,
+    head: HeadOption = None,
+    out: OutOption = None,
+    open_: OpenOption = False,
+    force: ForceOption = False,
+    as_table: TableOption = False,
+    as_json: ScoresOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
@@ -44,7 +56,7 @@ def inspect(
     """Write a page in which your model runs: type, and see what it predicts and why.
 
     The page is one file and works offline. It contains the weights of the model at up to 12 steps, rounded to
-    8 bits. A model can have at most 12 million weights.
+    8 bits. They can take at most 12 MB. Layers and heads count from 0.
 
     Examples:
       minigpt inspect --open
@@ -52,48 +64,56 @@ def inspect(
       minigpt inspect mine --compare other       two models on the same text
       minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
+      minigpt inspect mine --table               what each head attends to, in the terminal
     """
+    page = {"--out": out, "--open": open_, "--force": force, "--compare": compare, "--steps": steps}
+    given = [name for name, value in {"--table": as_table, "--json": as_json, **page}.items() if value]
+    if (is_printed := as_table or as_json) and len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} are mutually exclusive")
+    out = out or Path("inspect.html")
+    check_writable(None if is_printed else out, read=file, force=force)
     load_torch()
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.viewer.page import Start
+
+    loaded = load_checkpoint(run, checkpoint)
+    choose = partial(choose_excerpt, loaded, text, file, val, unknown, encoding)
+    if is_printed:
+        print_heads(loaded, choose(), layer, head, (text, file, val) != (None, None, None), as_json)
+    else:
+        start = Start(layer, head, at_end=(text, file) != (None, None))
+        _write_page(loaded, choose, compare, steps, start, out, open_)
+
+
+def _write_page(
+    loaded: "Checkpoint",
+    choose: "Callable[..., Excerpt]",
+    compare: str | None,
+    steps: str | None,
+    start: "Start",
+    out: Path,
+    open_: bool,
+) -> None:
+    """Write the page to `out`, and say so. Open it with `open_`."""
     from minigpt.interpret.excerpt import validation_split
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.film import most_moments
-    from minigpt.viewer.page import Start, build_page, check_size
+    from minigpt.viewer.page import build_page, check_size
 
-    check_writable(out, read=file, force=force)
-    loaded = load_checkpoint(run, checkpoint)
-    compared = [] if compare is None else [load_checkpoint(compare)]
-    for model in (loaded, *compared):
-        check_size(model, exact)  # before anything is computed
-    limit = most_moments(loaded.weights, [model.weights for model in compared], exact)
+    others = [] if compare is None else [load_checkpoint(compare)]
+    check_size(loaded, *others)  # before anything is computed
     log = notice if steps is None else None
-    moments = _moments(loaded, steps, limit, log)
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
+    moments = _moments(loaded, steps, most_moments(loaded.weights, [other.weights for other in others]), log)
+    excerpt, split = choose(whole_lines=True), validation_split(loaded)
     page = waiting("computing the page")(build_page)(
-        loaded,
-        excerpt,
-        moments=moments,
-        others=compared,
-        split=validation_split(loaded),
-        start=Start(layer, head, at_end=text is not None or file is not None),
-        exact=exact,
-        log=log,
+        loaded, excerpt, moments=moments, others=others, split=split, start=start, log=log
     ).encode()
-    _write_page(page, out, force, open_)
-
-
-def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
-    """Write a page of at most `MAX_SIZE`, or of any size with `force`, and say so. Open it with `open_`."""
-    size = f"{len(page) / 1e6:.2f} MB"
-    if len(page) > MAX_SIZE and not force:
-        raise UserError(
-            f"the page takes {size}, more than 16 MB; leave out --exact or --compare, use --steps none, or add --force"
-        )
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
     if str(out) == "-":
         return
     is_open = open_ and webbrowser.open(out.absolute().as_uri())
-    notice(f"{wrote} {escape(out)}, {size}" + ("" if is_open else "; open it in a browser"))
+    notice(f"{wrote} {escape(out)}, {len(page) / 1e6:.2f} MB" + ("" if is_open else "; open it in a browser"))
 
 
 def _moments(loaded: "Checkpoint", value: str | None, limit: int, log: "Log") -> list["Checkpoint"]:

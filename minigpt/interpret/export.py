@@ -1,11 +1,8 @@
-"""Export activations as NPZ, and scores as JSON or table rows."""
+"""Scores of heads as JSON or table rows."""
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from minigpt.errors import escape
 from minigpt.interpret.descriptions import Description
@@ -36,18 +33,6 @@ def untrained_warning(checkpoint: Checkpoint) -> str | None:
     )
 
 
-def to_npz(activations: Activations, excerpt: Excerpt) -> bytes:
-    """Return an NPZ file with all activations, and the tokens.
-
-    NumPy drops NUL characters from `characters`; use `ids` if the text may contain them.
-    """
-    names = ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits")
-    arrays: dict[str, Any] = {name: getattr(activations, name).numpy() for name in names}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, characters=np.array(excerpt.characters), **arrays)
-    return buffer.getvalue()
-
-
 def head_entries(
     descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Iterable[tuple[int, int]]
 ) -> list[dict[str, Any]]:
@@ -64,11 +49,7 @@ def head_entries(
 
 
 def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
-    numbers = {
-        "value": score.values[layer, head].item(),
-        "uniform": score.uniform,
-        "lift": score.lift[layer, head].item(),
-    }
+    numbers = {"value": score.values[layer, head].item(), "uniform": score.uniform}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
@@ -84,7 +65,6 @@ def to_json(
         "characters": excerpt.characters,
         "source": excerpt.source,
         "skipped": excerpt.skipped,
-        "max_error": activations.max_error,
         "heads": heads,
     }
     if len(heads) == 1:

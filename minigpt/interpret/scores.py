@@ -3,7 +3,6 @@
 Scores skip the first query, because it can only attend to itself.
 """
 
-import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,19 +38,16 @@ class Score:
     uniform: float
     """The baseline: the score of uniform attention."""
 
-    @property
-    def lift(self) -> Tensor:
-        """The score relative to the baseline, (L, H)."""
-        return self.values / self.uniform if self.uniform else torch.full_like(self.values, math.nan)
-
 
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
-    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, `measures`, `outside_line`."""
+    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
     T = len(characters)
     weights = weights.double()
     rows = torch.cat((weights.flatten(0, 1), uniform_attention(T)[None]))  # (L H + 1, T, S)
     scores = {name: attention_share(rows, keys) for name, keys in pattern_keys(characters).items()}
-    scores |= measures(rows) | {"outside line": outside_line(rows, characters)}
+    later, distance = rows[:, 1:], (torch.arange(T)[:, None] - torch.arange(T)).double()[1:]
+    scores["distance"] = (later * distance).sum(-1).mean(-1)  # in characters
+    scores["entropy"] = torch.special.entr(later).sum(-1).mean(-1)  # in nats
     return {name: Score(score[:-1].view(weights.shape[:2]), score[-1].item()) for name, score in scores.items()}
 
 
@@ -115,35 +111,6 @@ def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
         elif position > start:
             starts[position, start] = True
     return starts
-
-
-def measures(weights: Tensor) -> dict[str, Tensor]:
-    """Return mean distance, entropy and strongest weight of attention (N, T, S). Each has shape (N,)."""
-    T = weights.size(-1)
-    distance = (torch.arange(T)[:, None] - torch.arange(T)).double()  # (T, S)
-    later = weights[:, 1:]
-    rest = weights[:, 2:, 1:]
-    rest_sum = rest.sum(-1)  # (N, T - 2)
-    rest_distance = (rest * distance[2:, 1:]).sum(-1) / rest_sum.clamp_min(1e-12)
-    counted = rest_sum > 1e-6
-    return {
-        "distance": (later * distance[1:]).sum(-1).mean(-1),  # in characters
-        "distance without first": (rest_distance * counted).sum(-1) / counted.sum(-1),
-        "entropy": torch.special.entr(later).sum(-1).mean(-1),  # in nats
-        "top": later.amax(-1).mean(-1) if T > 1 else later.sum((-1, -2)) * math.nan,  # the strongest key
-    }
-
-
-def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
-    """Return the share of the attention (N, T, S) before the current line, of all but that to the first character.
-
-    It is the mean over the queries after the first line, (N,).
-    """
-    line = torch.tensor([False, *("\n" in character for character in characters[:-1])]).cumsum(0)
-    rest, before = weights[:, :, 1:], (line[:, None] > line)[:, 1:]
-    queries = before.any(-1)
-    shares: Tensor = (rest * before).sum(-1) / rest.sum(-1).clamp_min(1e-12)
-    return shares[:, queries].mean(-1)
 
 
 def follows(share: float, baseline: float) -> bool:

@@ -48,13 +48,13 @@ def load_moments(run: Path, opened: Checkpoint, steps: Iterable[int], log: Log =
     return moments
 
 
-def most_moments(opened: Weights, others: Sequence[Weights], exact: bool) -> int:
+def most_moments(opened: Weights, others: Sequence[Weights]) -> int:
     """Return the number of moments of a model that a page has room for, with the opened moment and beside other models.
 
-    Below 2, there is no film. Only the opened moment and the others may be `exact`.
+    Below 2, there is no film.
     """
-    taken = sum(packed_size(weights, exact) for weights in (opened, *others)) * 4 / 3
-    return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / (packed_size(opened, exact=False) * 4 / 3)))
+    taken = sum(packed_size(weights) for weights in (opened, *others)) * 4 / 3
+    return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / (packed_size(opened) * 4 / 3)))
 
 
 def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:

@@ -16,12 +16,11 @@ LARGEST = 127
 """The largest 8-bit integer in use. -128 is not, so that the range is symmetric."""
 
 
-def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[str, Any]]:
+def pack_weights(weights: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
     """Pack weights by their names in `state_dict()`.
 
     Args:
         weights: Matrices (rows, columns) and vectors (size), by name.
-        exact: Keep float32 instead of rounding to 8 bits.
 
     Returns:
         `shape` and `data` of each tensor. `data` is base64: float32, or int8 if there is a `scale` (rows) as well.
@@ -30,7 +29,7 @@ def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[st
     packed: dict[str, dict[str, Any]] = {}
     for name, weight in weights.items():
         packed[name] = {"shape": list(weight.shape)}
-        if exact or weight.ndim < 2:
+        if weight.ndim < 2:
             packed[name]["data"] = _base64(weight.astype("<f4"))
         else:
             integers, scale = _quantize(weight)
@@ -38,13 +37,13 @@ def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[st
     return packed
 
 
-def packed_size(weights: Mapping[str, Array], exact: bool) -> int:
-    """Return the size in bytes of what `pack_weights(weights, exact)` packs, before base64."""
-    return sum(4 * w.size if exact or w.ndim < 2 else w.size + 4 * len(w) for w in weights.values())
+def packed_size(weights: Mapping[str, Array]) -> int:
+    """Return the size in bytes of what `pack_weights` packs, before base64."""
+    return sum(4 * w.size if w.ndim < 2 else w.size + 4 * len(w) for w in weights.values())
 
 
 def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the weights as the page has them after `pack_weights(weights, exact=False)`, bit by bit."""
+    """Return the weights as the page has them after `pack_weights`, bit by bit."""
     page = {name: weight.astype(np.float32) for name, weight in weights.items()}
     for name, weight in weights.items():
         if weight.ndim > 1:

@@ -33,7 +33,7 @@ from minigpt.viewer.film import Log, choose_moments, leave_out, loss_curve, most
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
-"""Maximum size of the packed weights of a model, in bytes. As base64, they take a third more: 16 MB."""
+"""Maximum size of the packed weights of all models, in bytes. As base64, they take a third more: 16 MB."""
 CONFIG = {"family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias"}
 SAMPLE = {"temperature", "top_k", "top_p", "min_p"}
 UNITS = (("hour", 3600, 7200), ("minute", 60, 90), ("second", 1, 0))
@@ -59,7 +59,6 @@ def build_page(
     others: Sequence[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
-    exact: bool = False,
     log: Log = None,
 ) -> str:
     """Return the page as HTML. The same checkpoints and texts give the same bytes.
@@ -71,13 +70,13 @@ def build_page(
         others: Models with the same vocabulary to compare it with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
-        exact: Keep float32 weights instead of rounding them to 8 bits.
         log: Receives a line for each moment that cannot be shown. Default: raise its error.
 
     Raises:
         CheckpointError: A model computes numbers that are not finite.
         ViewError: The page cannot show one of the models, or its weights are too large for the page.
     """
+    check_size(checkpoint, *others)
     tokenizer = checkpoint.tokenizer
     if tokenizer.kind not in ("char", "byte"):
         raise ViewError(f"the page cannot show a model whose tokenizer is {tokenizer.kind}")
@@ -85,17 +84,17 @@ def build_page(
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
     text, ids = _whole_characters(tokenizer, excerpt.ids)
-    first = _Shown(checkpoint, ids, exact)
+    first = _Shown(checkpoint, ids)
     selected, head = _choose_start(first, start or Start())
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
-    limit = most_moments(checkpoint.weights, [other.weights for other in others], exact)
+    limit = most_moments(checkpoint.weights, [other.weights for other in others])
     for moment in _film(first, moments, limit, ids, log):
         with leave_out(moment.checkpoint.metadata.step, log):
             models.append(moment.data(selected, split))
     film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
-    models += [_Shown(other, ids, exact, selected).data(selected, split) for other in others]
+    models += [_Shown(other, ids, selected).data(selected, split) for other in others]
     warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
     if excerpt.skipped:
         warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
@@ -124,19 +123,18 @@ def _film(first: "_Shown", moments: Sequence[Checkpoint], limit: int, ids: Ids, 
     for moment in moments:
         step = moment.metadata.step
         with leave_out(step, log):
-            shown.append(first if step == first.checkpoint.metadata.step else _Shown(moment, ids, exact=False))
+            shown.append(first if step == first.checkpoint.metadata.step else _Shown(moment, ids))
     came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
     chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
     return [shown[index] for index in choose_moments(chances, limit, shown.index(first)) if shown[index] is not first]
 
 
-def check_size(checkpoint: Checkpoint, exact: bool) -> None:
-    """Raise ViewError if the weights of a model are too large for the page."""
-    size, rounded = (packed_size(checkpoint.weights, is_exact) / 1e6 for is_exact in (exact, False))
-    if size > MAX_WEIGHTS / 1e6:
-        problem = f"the weights of {checkpoint.run_name} take {size:.1f} MB"
-        problem += f" ({rounded:.1f} MB if rounded to 8 bits)" if exact else ""
-        raise ViewError(f"{problem}, and the page has room for {MAX_WEIGHTS / 1e6:.0f} MB per model")
+def check_size(*models: Checkpoint) -> None:
+    """Raise ViewError if the weights of the models are too large for one page."""
+    size, names = sum(packed_size(model.weights) for model in models), " and ".join(model.run_name for model in models)
+    if size > MAX_WEIGHTS:
+        problem = f"the weights of {names} take {size / 1e6:.1f} MB"
+        raise ViewError(f"{problem}, and a page has room for {MAX_WEIGHTS / 1e6:.0f} MB")
 
 
 def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:
@@ -159,18 +157,16 @@ def _end_of_character(ids: Ids, index: int) -> int:
 class _Shown:
     """A model with the weights that the page has, and its predictions for the text."""
 
-    def __init__(self, checkpoint: Checkpoint, ids: Ids, exact: bool, selected: int = 0) -> None:
-        check_size(checkpoint, exact)
-        self.checkpoint, self.exact = checkpoint, exact
+    def __init__(self, checkpoint: Checkpoint, ids: Ids, selected: int = 0) -> None:
+        self.checkpoint = checkpoint
         self.model = load_model(checkpoint)
         context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
         self.skipped = max(0, selected + 1 - context)
         """Number of tokens before the model's window, which contains the selected token."""
         self.ids = ids[self.skipped :][:context]
         before = _logits(self.model, self.ids).softmax(-1)
-        if not exact:
-            page = {name: torch.from_numpy(array) for name, array in dequantized(checkpoint.weights).items()}
-            self.model.load_state_dict(page)
+        page = {name: torch.from_numpy(array) for name, array in dequantized(checkpoint.weights).items()}
+        self.model.load_state_dict(page)
         self.logits = _logits(self.model, self.ids)  # (T, V)
         if not self.logits.isfinite().all():
             raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
@@ -200,7 +196,7 @@ class _Shown:
             "parameters": checkpoint.metadata.parameters,
             "summary": _summary(checkpoint),
             "config": checkpoint.config.model.model_dump(include=CONFIG),
-            "weights": pack_weights(in_order, self.exact),
+            "weights": pack_weights(in_order),
             "check": {"ids": self.ids[: at + 1].tolist(), "logits": self.logits[at].tolist()},
             "rounding": self.rounding,
             "heads": heads,

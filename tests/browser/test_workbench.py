@@ -14,6 +14,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
 from minigpt.sampling.generate import window_start
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.viewer.packing_weights import dequantized
 from minigpt.viewer.page import Start, build_page
 
 pytestmark = pytest.mark.slow
@@ -41,12 +42,16 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made() -> Made:
-    """A page of two models with exact weights, so that its numbers are those of PyTorch. Its temperature is 1."""
+    """A page of two models. The weights are rounded before, so that its numbers are those of PyTorch.
+
+    Its temperature is 1.
+    """
     loaded = checkpoint(layers=2, heads=3, width=48, context=64)
     sample = loaded.config.sample.model_copy(update={"temperature": 1.0})
-    loaded = replace(loaded, config=loaded.config.model_copy(update={"sample": sample}))
+    config = loaded.config.model_copy(update={"sample": sample})
+    loaded = replace(loaded, config=config, weights=dequantized(loaded.weights))
     others = [checkpoint(layers=3, heads=2, context=64, seed=3, name="other")]
-    content = build_page(loaded, excerpt(loaded, START), others=others, exact=True, start=Start(at_end=True))
+    content = build_page(loaded, excerpt(loaded, START), others=others, start=Start(at_end=True))
     return Made(loaded, load_transformer(loaded), content)
 
 

@@ -28,8 +28,8 @@ def at_lstm(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
 
 
-def test_attention_says_what_to_use_instead(cli: Cli) -> None:
-    done = cli("attention", "lstm")
+def test_the_table_says_what_to_use_instead(cli: Cli) -> None:
+    done = cli("inspect", "lstm", "--table")
     assert done.error.startswith("runs/lstm/checkpoints/step-")
     assert len(done.err.splitlines()) == 1
     problem = (

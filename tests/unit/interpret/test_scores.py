@@ -12,7 +12,6 @@ from minigpt.interpret.scores import (
     are_letters,
     follows,
     head_scores,
-    outside_line,
     pattern_keys,
 )
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
@@ -30,9 +29,7 @@ def test_known_heads_have_known_scores(by_hand: Activations, text: str) -> None:
             assert score.values[0, 1] == pytest.approx(score.uniform, abs=1e-6), name
     assert value["distance"][0, 0] == pytest.approx(1, abs=1e-6)
     assert value["distance"][0, 2] == pytest.approx(8, abs=1e-6)  # the mean of 1 to 15
-    assert math.isnan(value["distance without first"][0, 2])
     assert value["entropy"][0, 0] == pytest.approx(0, abs=1e-6)
-    assert value["top"][0, 0] == pytest.approx(1, abs=1e-6)
 
 
 def test_baselines_are_the_scores_of_uniform_attention() -> None:
@@ -42,18 +39,6 @@ def test_baselines_are_the_scores_of_uniform_attention() -> None:
     assert scores["induction"].uniform == pytest.approx(1 / 4)
     assert scores["entropy"].uniform == pytest.approx((math.log(2) + math.log(3) + math.log(4)) / 3)
     assert scores["distance"].uniform == pytest.approx((0.5 + 1 + 1.5) / 3)
-    assert scores["self"].lift.item() == pytest.approx(1 / scores["self"].uniform)
-
-
-def test_attention_outside_the_line_ignores_the_first_character() -> None:
-    characters = list("ab\nc\nd")  # the lines start at 0, 3 and 5
-    weights = torch.zeros(2, 6, 6)
-    weights[:, :3, 0] = 1
-    weights[0, 3:, 0], weights[0, 3:, 1] = 0.5, 0.5
-    weights[1, 3], weights[1, 4] = torch.tensor([0.2, 0.2, 0, 0.6, 0, 0]), torch.tensor([0, 0, 0, 0.5, 0.5, 0])
-    weights[1, 5] = torch.tensor([0, 0, 0, 0.5, 0, 0.5])
-    assert outside_line(weights, characters).tolist() == pytest.approx([1, (0.25 + 0 + 0.5) / 3])
-    assert outside_line(weights[:, :2, :2], characters[:2]).isnan().all(), "a single line"
 
 
 def test_patterns_have_the_right_keys() -> None:
@@ -118,7 +103,7 @@ def test_induction_has_earlier_keys_only() -> None:
 def test_scores_without_keys_are_nan(text: str) -> None:
     T = len(text)
     scores = head_scores(torch.ones(2, 2, T, T).tril() / torch.arange(1, T + 1)[:, None], list(text))
-    assert scores.keys() == PATTERNS.keys() | {"distance", "distance without first", "entropy", "top", "outside line"}
+    assert scores.keys() == PATTERNS.keys() | {"distance", "entropy"}
     if T == 1:
         assert all(math.isnan(score.uniform) for score in scores.values())
     assert all(score.values.shape == (2, 2) for score in scores.values())

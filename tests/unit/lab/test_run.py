@@ -203,3 +203,15 @@ def test_an_unknown_variant_is_refused(results: tuple[Path, Lines]) -> None:
     done = lab(results[0], "run", "batch.yaml", "text.txt", "--only", "larg", "--out", "out/runs.jsonl")
     assert (done.returncode, done.stdout) == (2, "")
     assert "larg" in done.stderr.splitlines()[-1]
+
+
+def test_attention_outside_the_line_ignores_the_first_character() -> None:
+    characters = list("ab\nc\nd")  # the lines start at 0, 3 and 5
+    weights = torch.zeros(2, 6, 6)
+    weights[:, :3, 0] = 1
+    weights[0, 3:, 0], weights[0, 3:, 1] = 0.5, 0.5
+    weights[1, 3], weights[1, 4] = torch.tensor([0.2, 0.2, 0, 0.6, 0, 0]), torch.tensor([0, 0, 0, 0.5, 0.5, 0])
+    weights[1, 5] = torch.tensor([0, 0, 0, 0.5, 0, 0.5])
+    measures = harness.without_first(weights, characters)
+    assert measures["outside_line"].tolist() == pytest.approx([1, (0.25 + 0 + 0.5) / 3])
+    assert measures["distance_without_first"][0].item() == pytest.approx((2 + 3 + 4) / 3)
