@@ -1,13 +1,12 @@
 """`minigpt compare`."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
-from minigpt.cli.options import DeviceOption, ForceOption, JsonOption, checked_device, complete_run
-from minigpt.cli.output import check_writable, json_text, load_torch, table, write, write_bytes
+from minigpt.cli.options import DeviceOption, JsonOption, checked_device, complete_run
+from minigpt.cli.output import json_text, load_torch, table, write
 from minigpt.errors import escape
 
 if TYPE_CHECKING:
@@ -21,29 +20,23 @@ def compare(
             help="Names or folders of runs, or folders of checkpoints.", metavar="RUN", autocompletion=complete_run
         ),
     ],
-    png: Annotated[Path | None, Option(help="Save a plot of the losses by training time.", metavar="FILE")] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    force: ForceOption = False,
 ) -> None:
-    """Compare runs: size, time, loss and throughput in a table, and their losses in a plot.
+    """Compare runs: size, time, loss and throughput.
 
     Runs that differ only in their seed share a row: the mean, and its standard error.
 
     Examples:
       minigpt compare gpt-1 lstm-1
-      minigpt compare gpt-1 lstm-1 --png curves.png
       minigpt compare gpt-1 gpt-2 lstm-1 lstm-2
     """
-    check_writable(png, force=force)
     load_torch()
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.interpret.charts import draw
     from minigpt.interpret.comparison import compare as compare_runs
     from minigpt.interpret.comparison import measure
-    from minigpt.interpret.images import to_png
     from minigpt.model.device import choose_runtime
     from minigpt.storage.checkpoint import load_checkpoint
 
@@ -52,8 +45,6 @@ def compare(
     for name, checkpoint in tqdm(loaded.items(), unit="run", disable=None, leave=False):
         measured.append(measure(name, checkpoint, choose_runtime(settings, checkpoint.metadata.runtime)))
     comparison = compare_runs(measured)
-    if png:
-        write_bytes(to_png(draw(comparison)), png)
     if as_json:
         write(json_text(_document(comparison)))
         return

@@ -221,10 +221,6 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     if start:
         notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
-    if config.train.attention:
-        from minigpt.interpret.probe import attention_probe
-
-        probes.append(attention_probe(data))
     about = {"command": sys.argv, **({"measured": prepared.measured} if prepared.measured else {})}
     saved = runs.checkpoint_steps(run)
     try:

@@ -24,7 +24,7 @@ UNUSED = "not used"
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
     "train.steps", "train.epochs", "train.patience", "train.log_every", "train.eval_every",
-    "train.save_every", "train.keep_last", "train.frames", "train.attention", "train.micro_batch_size",
+    "train.save_every", "train.keep_last", "train.frames", "train.micro_batch_size",
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 

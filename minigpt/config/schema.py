@@ -165,8 +165,6 @@ class TrainConfig(Section):
     """Moments at which to keep the weights for `minigpt inspect`; fewer for large models and short runs. 0: none."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
-    attention: bool = True
-    """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
 
     @property
     def sequences_at_once(self) -> int:

@@ -35,7 +35,6 @@ BASE: dict[str, Any] = {
     "model.context": 64,
     "runtime.compile": "false",
     "sample.preview": 0,
-    "train.attention": "false",
     "train.batch_size": 16,
     "train.steps": 300,
 }

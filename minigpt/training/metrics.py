@@ -23,8 +23,6 @@ GROUPS = {
     "time": "2 speed/time",
     "memory": "2 speed/memory",
     "optimizer": "3 optimizer",
-    "heads": "5 attention/heads",
-    "attention": "5 attention",
 }
 """TensorBoard's group of charts for the first part of each tag. The numbers set the order of the groups."""
 LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
@@ -84,13 +82,13 @@ class Metrics:
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
 
-    def to_tensorboard(self, method: str, tag: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of torch's SummaryWriter that takes a tag, such as "add_image"."""
+    def to_tensorboard(self, method: str, tag: str, value: float | str, step: int) -> None:
+        """Call a method of torch's SummaryWriter: "add_scalar" or "add_text"."""
         kind, _, name = tag.partition("/")
         chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
         try:
             if board := self.boards.get(VALIDATION if name == VALIDATION else ""):
-                getattr(board, method)(chart, *arguments, **options)
+                getattr(board, method)(chart, value, step)
         except OSError as error:
             self.boards = {}
             self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")

@@ -1,13 +1,11 @@
 """`minigpt compare`."""
 
-import io
 import shutil
 from pathlib import Path
 
 import pytest
 from command_line import SMALL, VERSE, Cli, called
 from compared import measured
-from PIL import Image
 
 from minigpt.cli.compare import HEAD, _rows
 from minigpt.interpret import comparison
@@ -90,14 +88,6 @@ def test_different_tokenizers_and_texts(cli: Cli) -> None:
     note, *rows = cli("compare", "gpt-1", "alien").out.splitlines()
     assert [row.split()[0] for row in rows] == ["run", "gpt-1", "alien"]
     assert "not ranked, because the validation texts differ (gpt-1: verse.txt" in note
-
-
-def test_a_plot_is_saved(cli: Cli, tmp_path: Path) -> None:
-    arguments = ["compare", "gpt-1", "one", "brief", "--png"]
-    assert cli(*arguments, tmp_path / "a.png").code == 0
-    assert Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())).width == 1024
-    assert "--force" in cli(*arguments, tmp_path / "a.png").error
-    assert cli(*arguments, tmp_path / "a.png", "--force").code == 0
 
 
 def test_a_run_given_twice_is_compared_once(cli: Cli) -> None:

@@ -51,7 +51,7 @@ def test_the_shipped_model_is_a_run_like_any_other(cli: Cli, empty_folder: Path)
     assert "already exists" in cli("import", "stories", "--name", "stories-1").error
     assert "intact" in cli("runs", "--verify").out
     assert "minigpt train TEXT --from stories-1" in cli("train", "--resume", "stories-1").error
-    small = ("-s", "train.steps=1", "-s", "runtime.compile=false", "-s", "train.attention=false")
+    small = ("-s", "train.steps=1", "-s", "runtime.compile=false")
     assert cli("train", "builtin:stories:5000", "--from", "stories-1", *small).code == 0
 
 

@@ -215,15 +215,11 @@ def test_eval_uses_the_kernels_of_the_run(cli: Cli, verse: str, monkeypatch: pyt
     assert found["loss"] == metadata["state"]["validation_loss"]
 
 
-def test_tensorboard_gets_a_sample_and_on_request_attention_at_each_evaluation(cli: Cli, verse: str) -> None:
-    for name, wanted in (("with", "true"), ("without", "false")):
-        done = cli("train", verse, *SMALL, "-s", f"train.attention={wanted}", "--name", name)
-        assert done.code == 0, done.err
-        curves = EventAccumulator(f"runs/{name}", size_guidance={"tensors": 0}).Reload()
-        assert [event.step for event in curves.Tensors("sample/text_summary")] == [0, 2, 4]
-        tags = curves.Tags()
-        assert ("5 attention/a row per layer, a column per head" in tags["images"]) == (wanted == "true")
-        assert any(tag.startswith("5 attention/") for tag in tags["scalars"]) == (wanted == "true")
+def test_tensorboard_gets_a_sample_at_each_evaluation(cli: Cli, verse: str) -> None:
+    done = cli("train", verse, *SMALL, "--name", "short")
+    assert done.code == 0, done.err
+    curves = EventAccumulator("runs/short", size_guidance={"tensors": 0}).Reload()
+    assert [event.step for event in curves.Tensors("sample/text_summary")] == [0, 2, 4]
 
 
 # ---- messages ----

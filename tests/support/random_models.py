@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, and a reader for the pixels of a grid."""
+"""Checkpoints with random weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
-from minigpt.interpret import images
 from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
@@ -84,11 +83,3 @@ def attention_stages(activations: Activations, layer: int, head: int) -> dict[st
     scaled = q @ k.T / q.size(-1) ** 0.5
     masked = scaled.masked_fill(torch.ones_like(scaled).triu(1).bool(), -torch.inf)
     return {"raw": q @ k.T, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
-
-
-def cells(pixels: np.ndarray, layers: int, heads: int, tokens: int) -> np.ndarray:
-    """Return the pixel of each weight in the pixels of `images.grid`, (L, H, T, T, 3)."""
-    side = len(pixels) // layers
-    parts = pixels.reshape(layers, side, heads, side, 3).swapaxes(1, 2)
-    factor = (side - images.GAP) // tokens
-    return parts[:, :, : factor * tokens : factor, : factor * tokens : factor]

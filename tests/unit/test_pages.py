@@ -40,7 +40,7 @@ LANGUAGES = {"sh", "python", "yaml", "bash", "powershell", "text"}
 Those in `text` are outputs."""
 SHORT = shlex.split(
     "-s model.n_layer=2 -s model.n_embd=32 -s model.context=32"
-    " -s train.batch_size=4 -s train.attention=false -s sample.length=40 -s sample.preview=0"
+    " -s train.batch_size=4 -s sample.length=40 -s sample.preview=0"
     " -s runtime.dtype=float32 -s runtime.device=cpu -s runtime.compile=false -s runtime.threads=1"
 )
 SMALL_LESSON = (

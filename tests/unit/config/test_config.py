@@ -394,7 +394,7 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
     before = resolve(("run", {})).config
     free = {key for key in c.fields() if not c.changed_on_resume(before, with_other_value(key))}
     rhythm = ("steps", "epochs", "log_every", "eval_every", "save_every", "keep_last", "frames", "patience")
-    expected = {f"train.{key}" for key in (*rhythm, "attention", "micro_batch_size")}
+    expected = {f"train.{key}" for key in (*rhythm, "micro_batch_size")}
     expected |= {"data.source", "data.val_source", "data.encoding"}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
     assert c.changed_on_resume(before, overridden("model.n_layer=6")) == ["model.n_layer is 4 in the run but 6 now"]
