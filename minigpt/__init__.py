@@ -34,10 +34,9 @@ import os
 
 TYPE_CHECKING = False
 """True for type checkers, as that of `typing` is, whose import would delay the handling of Ctrl-C."""
-SPIN_COUNT = "2000"
-"""How often an OpenMP thread on Linux looks for work before it sleeps. A larger count is no faster on an idle machine,
-and takes the time of other threads on a busy machine. A count of 1,000 makes a step on an idle machine 5 to 10% slower.
-OpenMP reads the variable when PyTorch is first imported."""
+SPIN_COUNT = "10000"
+"""How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
+the time of other threads on a busy machine. OpenMP reads the variable when PyTorch is first imported."""
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch requires it for deterministic matrix products

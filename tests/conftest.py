@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import minigpt  # noqa: F401  # isort: skip - sets OpenMP's variables before PyTorch is imported
+import minigpt.model.device as device  # isort: skip - sets OpenMP's variables before PyTorch is imported
 import hypothesis
 import numpy as np
 import pytest
@@ -68,6 +68,14 @@ def signal_handlers() -> Iterator[None]:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIGPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_watch() -> Iterator[None]:
+    """Start no thread that measures the load: tests replace the functions that it calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "adapt_to_load", lambda: None)
         yield
 
 

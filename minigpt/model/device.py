@@ -24,6 +24,7 @@ from minigpt import __version__
 from minigpt.config.schema import RuntimeConfig
 from minigpt.errors import DeviceError, count
 from minigpt.model.kernels import KERNELS, Kernels
+from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
 from minigpt.world import available_cores, system_table
 
@@ -203,6 +204,8 @@ def configure_torch(runtime: Runtime) -> None:
     """Set PyTorch's threads, matrix precision, determinism and allocator for this process."""
     torch.set_num_threads(runtime.threads)
     kind = runtime.torch_device.type
+    if kind == "cpu" and runtime.threads > 1:
+        adapt_to_load()
     if kind == "cuda":
         torch.cuda.set_device(runtime.torch_device)  # NCCL uses the current device
         torch.set_float32_matmul_precision(PRECISION)

@@ -1,8 +1,6 @@
 """The package from Python, as in a notebook."""
 
-import os
 import re
-import runpy
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -34,16 +32,3 @@ def test_dir_lists_the_names_of_the_package() -> None:
         minigpt.laod  # noqa: B018
     for name in minigpt.__all__:
         assert getattr(minigpt, name).__name__ == name
-
-
-@pytest.mark.parametrize(
-    ("variables", "count"),
-    [({}, minigpt.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
-    ids=["default", "own spin count", "own policy"],
-)
-def test_users_who_set_openmp_keep_their_choice(
-    variables: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", variables)
-    runpy.run_path(str(minigpt.__file__))
-    assert variables.get("GOMP_SPINCOUNT") == count
