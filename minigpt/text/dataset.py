@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError, 
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
-from minigpt.text.sources import open_corpus
+from minigpt.text.sources import last_change, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
@@ -94,10 +93,14 @@ def reload_dataset(
     cached = [tokens for part in parts if (tokens := open_cached(part, tokenizer)) is not None]
     if len(cached) == len(parts) and not is_named:
         data = _make_dataset(config, cached, tokenizer, fingerprint, characters)
-        sources = (*config.source, *config.val_source)
-        paths = [name for name in sources if not re.match(r"-$|builtin:|download:|.*[*?[]", name)]
-        missing = [escape(path) for path in paths if not os.path.exists(os.path.expanduser(path))]
-        return replace(data, notices=tuple(f"{path} is missing: using the cached text" for path in missing))
+        cached_at = os.path.getmtime(_cache_path(parts[0], tokenizer))
+        changes = {source: last_change(source) for source in (*config.source, *config.val_source)}
+        problems = [
+            f"{escape(source)} {'is missing' if change is None else 'has changed since it was cached'}"
+            for source, change in changes.items()
+            if change is None or change > cached_at
+        ]
+        return replace(data, notices=tuple(f"{problem}: using the cached text" for problem in problems))
     try:
         scans = _scan(config, None if is_named else characters or None)
     except TextError as error:

@@ -92,8 +92,7 @@ def _find(entry: str, encoding: str) -> Corpus:
         raise TextError(f"{escape(entry)} is an address; download it and save it as plain text first")
     path = Path(os.path.expanduser(entry))
     if _is_glob(entry) and not os.path.exists(path):
-        base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
-        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding)
+        return _text_files(escape(path), path, encoding)
     try:
         path.stat()
         is_a_run = path.is_dir() and is_run(path)
@@ -105,7 +104,7 @@ def _find(entry: str, encoding: str) -> Corpus:
     if is_a_run:
         raise TextNotFoundError(f"{escape(entry)} is no text", entry)
     if path.is_dir():
-        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
+        return _text_files(escape(path).rstrip("/\\") + "/", path, encoding)
     if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):
         raise TextError(f"{escape(entry)} is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
@@ -153,20 +152,36 @@ def _is_glob(name: str) -> bool:
     return any(wildcard in name for wildcard in "*?[")
 
 
-def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
-    """Return the text files in `base` that match a glob, sorted by path.
+def last_change(entry: str) -> float | None:
+    """Return when a file of a text source last changed, in seconds since 1970, without opening it.
+
+    None if there is no file. 0 for texts that cannot change.
+    """
+    if entry == "-" or entry.startswith(("builtin:", "download:")):
+        return 0.0
+    path = Path(os.path.expanduser(entry))
+    try:
+        is_one = path.is_file() or not (path.is_dir() or _is_glob(entry))
+        files = [path] if is_one else _matches(path)[0]
+        return max((file.stat().st_mtime for file in files), default=None)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _text_files(name: str, path: Path, encoding: str) -> Corpus:
+    """Return the text files in a folder, or that match a glob, sorted by path.
 
     Ignore hidden files and folders. Skip links (they could form a cycle), runs, the cache, minigpt's HTML pages and
     binary files, and report them in a notice.
     """
     parts: list[Part] = []
     try:
-        files, skipped = _matches(base, pattern)
-        for path in files:
-            part = Part(escape(path), path, encoding)
+        files, skipped = _matches(path)
+        for file in files:
+            part = Part(escape(file), file, encoding)
             head = next(part.chunks(HEAD), b"")
             if PAGE_MARK in head or _is_binary(head, encoding):
-                skipped.add(path)
+                skipped.add(file)
             else:
                 parts.append(part)
     except (ValueError, OSError, RecursionError) as error:
@@ -179,8 +194,12 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
     return Corpus(name, tuple(parts), tuple(notices))
 
 
-def _matches(base: Path, pattern: str) -> tuple[list[Path], set[Path]]:
-    """Return the files in `base` that match a glob, sorted by path, and what was skipped: links, runs and caches."""
+def _matches(path: Path) -> tuple[list[Path], set[Path]]:
+    """Return the files in a folder or of a glob, sorted by path, and what was skipped: links, runs and caches."""
+    base, pattern = path, "**/*"
+    if not path.exists():
+        base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
+        pattern = path.relative_to(base).as_posix()
 
     @cache
     def is_skipped(path: Path) -> bool:
@@ -189,14 +208,14 @@ def _matches(base: Path, pattern: str) -> tuple[list[Path], set[Path]]:
     # Python 3.13 changed the meaning of a `**` at the end of a pattern, and of `**` within a name.
     parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/")]
     files, skipped = set[Path](), set[Path]()
-    for path in base.glob("/".join([*parts, "*"] if parts[-1] == "**" else parts)):
-        below = [path, *path.parents][: len(path.parts) - len(base.parts)]
+    for file in base.glob("/".join([*parts, "*"] if parts[-1] == "**" else parts)):
+        below = [file, *file.parents][: len(file.parts) - len(base.parts)]
         if any(part.name.startswith(".") for part in below):
             continue
         if barrier := next(filter(is_skipped, reversed(below)), None):  # `*/a.txt` would follow a link
             skipped.add(barrier)
-        elif path.is_file():
-            files.add(path)
+        elif file.is_file():
+            files.add(file)
     return sorted(files, key=Path.as_posix), skipped
 
 

@@ -17,7 +17,7 @@ from minigpt.training.setup import PreparedRun, choose_settings, describe
 from minigpt.training.timing import StepTime, plan_runtime, time_step
 
 LOOK = 1.5
-"""Seconds of an evaluation besides its loss: a sample, a picture of the attention, usually a checkpoint."""
+"""Seconds of an evaluation besides its loss: a sample, usually a checkpoint."""
 SLACK = 1.08
 """How much longer a step takes in a run than when measured alone. With it, 16 of 19 runs were within 15%."""
 COMPILING, COMPILED = 25.0, 0.87

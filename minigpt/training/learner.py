@@ -220,9 +220,9 @@ def make_learner(
     what = f"training a model of {count_parameters(config.model, vocab_size):,} parameters"
     processes.together(lambda: check_memory(what, memory, device, config))
     settings = config.runtime.model_copy(update={"device": device})
-    is_compilable = not config.model.is_recurrent  # PyTorch does not compile recurrent layers
-    flops = is_compilable * steps * config.tokens_per_step * training_flops(config.model, vocab_size)
-    runtime = replace(processes.share(choose_runtime(settings, saved, flops=flops)), device=device)
+    flops = steps * config.tokens_per_step * training_flops(config.model, vocab_size)
+    to_compile = 0 if config.model.is_recurrent else flops  # PyTorch does not compile recurrent layers
+    runtime = replace(processes.share(choose_runtime(settings, saved, flops=to_compile)), device=device)
     snapshot = processes.together(lambda: _read(resume, start) if processes.is_main else None)
     return Learner(config, vocab_size, runtime, snapshot=snapshot, processes=processes)
 
