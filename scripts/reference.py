@@ -34,7 +34,7 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--set model.n_layer=6`).",
+        "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--n-layer 6`).",
         "`minigpt config show` prints each value and its source. For the order of sources, see",
         "[Choose settings](../guides/settings.md).",
     ]
@@ -60,3 +60,11 @@ def settings() -> str:
     lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema for configuration files."""
+    tree = RunConfig.model_json_schema()
+    preset = {"type": "string", "description": "Shipped preset to start from. The other keys override its values."}
+    tree["properties"] = {"preset": preset, **tree["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}

@@ -7,6 +7,9 @@ from minigpt.config.resolve import ConfigSource, dotted, show
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
+PRESET = "preset"
+"""The start of the name of a source that is a shipped preset."""
+
 
 def presets() -> dict[str, str]:
     """Return the description of each shipped preset by name."""
@@ -35,7 +38,7 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
     if base is not None and not (isinstance(base, str) and base in presets()):
         raise ConfigError(f"{escape(name)}: no preset is named {show(base)}{_known(str(base))}")
     bases = read_preset(base, only_shipped=True) if base else ()
-    return *bases, (f"{'preset' if is_shipped else 'file'} {name}", values)
+    return *bases, (f"{PRESET if is_shipped else 'file'} {name}", values)
 
 
 def _known(name: str) -> str:

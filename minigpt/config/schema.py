@@ -191,7 +191,7 @@ class SampleConfig(Section):
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens whose probability is below this fraction of the highest probability. 0: none."""
     seed: int = Field(1337, ge=0)
-    """Seed for sampling. Sample i does not depend on the number of samples, except for rounding."""
+    """Seed for sampling; `minigpt sample` draws its own. Sample i does not depend on the number of samples."""
 
     @property
     def has_own_prompt(self) -> bool:
