@@ -8,7 +8,7 @@ wider. `<!--n:1:pairs-->` is a number of chapter 1.
 import json
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,10 @@ def _number(name: str, chapter: Chapter) -> str:
     if other := re.match(r"(\d+):", name):
         chapter, name = CHAPTERS[int(other[1]) - 1], name[other.end() :]
     key = name.removesuffix(" range").removesuffix(" seeds")
-    number, values = chapter.numbers[key], chapter.recorded()[key]
+    number = chapter.numbers[key]
     if name.endswith(" seeds"):
-        return f"{number.show(min(values))} to {number.show(max(values))}"
-    return number.show(statistics.fmean(values)) if key == name else number.show_range(values)
+        return f"{number.show(min(number.values))} to {number.show(max(number.values))}"
+    return number.show(statistics.fmean(number.values)) if key == name else number.show_range()
 
 
 MODELS = (
@@ -59,11 +59,20 @@ MODELS = (
 """The reader's models, with the chapter and the names of their loss and their probability of "A"."""
 
 
-def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    """Return the data of the figures whose numbers are in recorded.json: the mean of each bar."""
+def book_text(book: Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of chapters.json, with a line for each number."""
+    chapters = []
+    for chapter in book:
+        numbers = [f"  {json.dumps(name)}: {json.dumps(number)}" for name, number in chapter["numbers"].items()]
+        chapters.append(f' {{"title": {json.dumps(chapter["title"])}, "numbers": {{\n' + ",\n".join(numbers) + "\n }}")
+    return "[\n" + ",\n".join(chapters) + "\n]\n"
+
+
+def bars(book: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the data of the figures whose numbers are in chapters.json: the mean of each bar."""
 
     def mean(chapter: int, name: str) -> float:
-        return round(statistics.fmean(recorded[str(chapter)][name]), 4)
+        return round(statistics.fmean(book[chapter - 1]["numbers"][name]["values"]), 4)
 
     def series(title: str, chapter: int, labels: Mapping[str, str]) -> dict[str, Any]:
         return {"name": title, "rows": [[label, mean(chapter, name)] for name, label in labels.items()]}

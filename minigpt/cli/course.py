@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from typer import Argument, BadParameter, Option
 
-from minigpt.cli.options import GROUP, ForceOption, JsonOption
+from minigpt.cli.options import LIST, ForceOption, JsonOption, only_list
 from minigpt.cli.output import check_writable, json_text, notice, table, waiting, write
 from minigpt.errors import UserError, escape
 from minigpt.training.signals import SIGHUP, handle
 
-course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
+course_app = typer.Typer(**LIST)
 LAST_CHAPTER = 11
 MAX_SEED = 2**32 - 1
 
@@ -39,9 +39,7 @@ def course(context: typer.Context, as_json: JsonOption = False) -> None:
       minigpt course run 1                 measure the numbers of a chapter
       minigpt course check 1 mygpt.py      compare your code with minigpt's
     """
-    if context.invoked_subcommand is not None:
-        if as_json:
-            raise BadParameter(f"put --json at the end: minigpt course {context.invoked_subcommand} ... --json")
+    if only_list(context):
         return
     from minigpt.course.chapters import CHAPTERS
 
@@ -60,7 +58,7 @@ def text(
     from minigpt.text.sources import STORIES
     from minigpt.text.stories import stories
 
-    check_writable(out, force=force)
+    check_writable(out, force)
     write("".join(stories(*STORIES)), out)
     notice(f"wrote {escape(out)}; you need it beside mygpt.py")
 
@@ -80,22 +78,17 @@ def run(
     from minigpt.course.chapters import CHAPTERS
 
     chapter = CHAPTERS[chapter_number - 1]
-    recorded = chapter.recorded()
     try:
         values = chapter.measure(seed)
     except (KeyboardInterrupt, SystemExit):
         notice(f"to go on: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
         raise
     if as_json:
-        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": recorded}))
+        book = {name: number.values for name, number in chapter.numbers.items()}
+        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": book}))
         return
     rows = [
-        [
-            number.label,
-            number.show_range(recorded[name]),
-            number.show(values[name]),
-            "outside" * number.is_outside(values[name], recorded[name]),
-        ]
+        [number.label, number.show_range(), number.show(values[name]), "outside" * number.is_outside(values[name])]
         for name, number in chapter.numbers.items()
     ]
     table(["", "book", "yours", ""], rows)

@@ -27,7 +27,7 @@ def test_the_chapters_are_listed_and_measured(cli: Cli) -> None:
 
 def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no file none.py here; go to its folder" in cli("course", "check", "1", "none.py").error
-    assert "put --json at the end" in cli("course", "--json", "check", "1").err
+    assert "--json is an option of" in cli("course", "--json", "check", "1").err
     Path("mygpt.py").write_text("")
     problem = "chapter 2: mygpt.py has no may_see"
     answer = Answer(passed={1: ["a", "b"], 2: []}, problem=problem, notices=["skipped c"])

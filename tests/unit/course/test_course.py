@@ -1,5 +1,6 @@
 """The course: its code, its numbers, its solutions and its figures."""
 
+import json
 import re
 import signal
 import statistics
@@ -15,7 +16,7 @@ from course_pages import assembled, blocks, page
 from random_models import TEXT, checkpoint
 
 from minigpt.course import letters, networks
-from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
+from minigpt.course.chapters import CHAPTERS, RECORDED, SEEDS, Chapter, book_range
 from minigpt.course.worker import check
 from minigpt.errors import UserError
 from minigpt.interpret.extract import ablate_heads
@@ -116,15 +117,15 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (2, 5)]
 def test_numbers_are_as_recorded(number: int) -> None:
     """Other machines round differently, so the values are compared with the range of the book."""
     chapter = CHAPTERS[number - 1]
-    values, recorded = chapter.measure(SEEDS[0]), chapter.recorded()
-    assert [name for name, part in chapter.numbers.items() if part.is_outside(values[name], recorded[name])] == []
+    values = chapter.measure(SEEDS[0])
+    assert [name for name, part in chapter.numbers.items() if part.is_outside(values[name])] == []
 
 
 def test_numbers_have_the_values_of_five_seeds() -> None:
     for chapter in CHAPTERS:
-        recorded = chapter.recorded()
-        assert set(recorded) == set(chapter.numbers)
-        assert all(len(values) == len(SEEDS) for values in recorded.values())
+        assert all(len(number.values) == len(SEEDS) for number in chapter.numbers.values())
+    text = RECORDED.read_text(encoding="utf-8")
+    assert course_book.book_text(json.loads(text)) == text
     assert book_range([1.0, 2.0, 1.5]) == (0.5, 2.5), "a range is wider than its seeds"
     assert book_range([3.0, 3.0]) == (3.0, 3.0)
 
@@ -140,11 +141,12 @@ def test_a_chapter_measures_its_numbers(number: int, monkeypatch: pytest.MonkeyP
 
 def test_pages_get_the_recorded_numbers() -> None:
     chapter = CHAPTERS[-1]
-    number, values = chapter.numbers["gpt"], chapter.recorded()["gpt"]
+    number = chapter.numbers["gpt"]
+    values = number.values
     filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds--> and 1.0 to\n2.0<!--n:gpt range-->.", chapter)
     seeds = f"{min(values):.3f} to {max(values):.3f}"
-    assert filled == f"{seeds}<!--n:gpt seeds--> and {number.show_range(values)}<!--n:gpt range-->."
-    assert number.show_range(values) != seeds, "the range of the book is wider"
+    assert filled == f"{seeds}<!--n:gpt seeds--> and {number.show_range()}<!--n:gpt range-->."
+    assert number.show_range() != seeds, "the range of the book is wider"
 
 
 def test_chapter_10_measures_the_copying_head(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +155,9 @@ def test_chapter_10_measures_the_copying_head(empty_folder: Path, monkeypatch: p
     trained = networks.trained
     monkeypatch.setattr(networks, "trained", lambda name, seed, changes: trained(name, seed, still))
     monkeypatch.setattr(networks, "WINDOWS", 2)
-    numbers, recorded = networks.learned(1), CHAPTERS[9].recorded()
+    numbers, recorded = networks.learned(1), CHAPTERS[9].numbers
     assert set(numbers) == set(recorded)
-    assert numbers["uniform"] == pytest.approx(recorded["uniform"][0], abs=1e-6), "it depends only on the text"
+    assert numbers["uniform"] == pytest.approx(recorded["uniform"].values[0], abs=1e-6), "it depends only on the text"
     assert numbers["copy 0"] == pytest.approx(numbers["copy"], rel=1e-5), "with another seed, they differ by 2%"
     assert numbers["least"] <= numbers["without copy"] <= numbers["most"]
 
