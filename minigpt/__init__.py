@@ -13,7 +13,7 @@ See how well the model predicts a text. Jupyter shows the page of `minigpt inspe
     loss = model.loss("the cat and the hat")  # loss.mean is in nats per character
     page = model.inspect("the cat and the hat")
 
-Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
+Train on a text, as `minigpt train my.txt --config tiny --steps 100 --name mine` does:
 
     prepared = minigpt.prepare_run(["my.txt"], preset="tiny", assignments=["train.steps=100"])
     with minigpt.new_run("mine", prepared.stem) as run:

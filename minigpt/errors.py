@@ -129,10 +129,6 @@ class LostProcessError(TrainingError):
     """Another process of the run has ended or hangs."""
 
 
-class JoinError(UserError):
-    """The other processes of a run cannot be found."""
-
-
 class OtherProcessError(UserError):
     """Another process of the run has failed. It prints the problem."""
 

@@ -206,7 +206,7 @@ def load(run: str = "last", which: str | int | None = None) -> Model:
     """Load a trained model.
 
     Args:
-        run: The name or folder of a run, the folder of a checkpoint, or "last" for the run trained last.
+        run: A run as in every command: "mine", "mine@400", "last", its folder, or the folder of a checkpoint.
         which: "best" (the default), "last", or a step.
 
     Raises:

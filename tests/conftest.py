@@ -106,11 +106,15 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Return a function that calls the command line in this process, with `stdin` as its standard input."""
+    """Return a function that calls the command line in this process.
 
-    def call(*arguments: object, stdin: bytes = b"") -> Done:
+    `stdin` is its standard input, or what a user types if `is_terminal`.
+    """
+
+    def call(*arguments: object, stdin: bytes = b"", is_terminal: bool = False) -> Done:
         monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: is_terminal)
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             main()

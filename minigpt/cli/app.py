@@ -12,27 +12,26 @@ from minigpt.cli.course import course_app
 from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
 from minigpt.cli.export import export
-from minigpt.cli.import_ import import_app
+from minigpt.cli.import_ import import_
 from minigpt.cli.inspect import inspect
-from minigpt.cli.options import GROUP
-from minigpt.cli.plan import plan
-from minigpt.cli.runs import runs
+from minigpt.cli.options import GROUP, Command
+from minigpt.cli.runs import runs_app
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
 
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
-    "Train": {"train": train, "plan": plan, "board": board},
-    "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
+    "Train": {"train": train, "board": board},
+    "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export, "import": import_},
     "Look inside": {"inspect": inspect, "course": course_app},
-    "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app},
+    "Manage": {"runs": runs_app, "data": data_app, "config": config_app},
 }
 for panel, commands in PANELS.items():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=panel)
         else:
-            app.command(name, rich_help_panel=panel)(command)
+            app.command(name, rich_help_panel=panel, cls=Command)(command)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -49,7 +48,7 @@ def _minigpt(
         bool,
         Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error, as MINIGPT_DEBUG=1 does.")] = False,
 ) -> None:
     """Train a small GPT on your own text, on a laptop, in minutes; then see what its heads attend to.
 

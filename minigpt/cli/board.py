@@ -1,20 +1,18 @@
 """`minigpt board`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
+from minigpt.cli.options import RunsFolderOption
 from minigpt.cli.output import notice
 from minigpt.errors import RunNotFoundError, escape
-
-IMAGES = 200
-"""Number of images that TensorBoard shows for each tag. Its default is ten, chosen at random."""
+from minigpt.paths import RUNS
 
 
 def board(
-    folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = Path("runs"),
+    folder: RunsFolderOption = RUNS,
     port: Annotated[
         int | None,
         Option(min=0, max=65535, help="Port to serve on (default: the first free one from 6006).", metavar="PORT"),
@@ -25,6 +23,7 @@ def board(
 
     Examples:
       minigpt board
+      minigpt board --in elsewhere/runs
     """
     from tensorboard import default, program
 
@@ -32,7 +31,7 @@ def board(
         raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
     program._DATA_SERVER_ADVISORY_MESSAGE = ""  # no note about experimental loading
     server = program.TensorBoard(plugins=default.get_plugins())
-    options = [f"--logdir={folder}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
+    options = [f"--logdir={folder}", f"--host={host}"]
     options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one
     notice("TensorBoard smooths curves; to read their values, set Smoothing to 0")
     server.configure(argv=["minigpt board", *options])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from minigpt.cli.options import DeviceOption, JsonOption, checked_device, complete_run
+from minigpt.cli.options import RUN, DeviceOption, JsonOption, checked_device, complete_run
 from minigpt.cli.output import json_text, load_torch, table, write
 from minigpt.errors import escape
 
@@ -14,22 +14,17 @@ if TYPE_CHECKING:
 
 
 def compare(
-    runs: Annotated[
-        list[str],
-        Argument(
-            help="Names or folders of runs, or folders of checkpoints.", metavar="RUN", autocompletion=complete_run
-        ),
-    ],
+    runs: Annotated[list[str], Argument(help=RUN, metavar="RUN RUN...", autocompletion=complete_run)],
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare runs: size, time, loss and throughput.
+    """Compare runs: size, time, loss, throughput, and the settings that differ.
 
     Runs that differ only in their seed share a row: the mean, and its standard error.
 
     Examples:
       minigpt compare gpt-1 lstm-1
-      minigpt compare gpt-1 gpt-2 lstm-1 lstm-2
+      minigpt compare gpt-1@best gpt-1@last
     """
     load_torch()
     from tqdm import tqdm
@@ -51,6 +46,9 @@ def compare(
     for note in comparison.notes:
         print(escape(note))
     table(HEAD, _rows(comparison))
+    if different := _different_settings(comparison):
+        print()
+        table(("setting", *(group.name for group in comparison.groups)), different)
 
 
 HEAD = ("run", "family", "parameters", "steps", "seconds", "loss", "bits/char", "chars/s trained")
@@ -70,6 +68,15 @@ def _rows(comparison: "Comparison") -> list[Sequence[str]]:
         )
         for group in comparison.groups
     ]
+
+
+def _different_settings(comparison: "Comparison") -> list[Sequence[str]]:
+    """Return a row for each setting that differs between the groups, beside the seed."""
+    from minigpt.config.resolve import show
+
+    settings = [group.runs[0].settings for group in comparison.groups]
+    rows = [(key, *(show(values[key]) for values in settings)) for key in settings[0] if key != "train.seed"]
+    return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def _number(value: float | None) -> str:

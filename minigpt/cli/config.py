@@ -1,14 +1,28 @@
 """`minigpt config`."""
 
+import json
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from typer import Option
+from typer import Argument
 
-from minigpt.cli.options import GROUP, ConfigOption, JsonOption, SetOption
+from minigpt.cli.options import LIST, TEXT, Command, ConfigOption, EncodingOption, JsonOption, SetOption, only_list
 from minigpt.cli.output import json_text, table, write
 
-config_app = typer.Typer(**GROUP, help="Show presets and settings.")
+config_app = typer.Typer(**LIST)
+
+
+@config_app.callback(invoke_without_command=True)
+def config(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the presets, or show settings.
+
+    Examples:
+      minigpt config
+      minigpt config settings
+      minigpt config init my.txt > my.yaml
+    """
+    if not only_list(context):
+        config_list(as_json)
 
 
 @config_app.command("list")
@@ -17,35 +31,32 @@ def config_list(as_json: JsonOption = False) -> None:
     from minigpt.config.presets import presets
 
     if as_json:
-        write(json_text(presets()))
+        write(json_text([{"name": name, "description": description} for name, description in presets().items()]))
         return
     table(("preset", "description"), list(presets().items()))
 
 
-@config_app.command("show")
+@config_app.command("show", cls=Command)
 def config_show(
     config: ConfigOption = None,
     set_: SetOption = None,
-    as_yaml: Annotated[
-        bool, Option("--yaml", help="Print a YAML file with every setting, to edit and use with --config.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the value of every setting and where it comes from.
 
     Examples:
-      minigpt config show -c shakespeare
-      minigpt config show -c tiny --set train.steps=500 --yaml > mine.yaml
+      minigpt config show -c tiny --set train.steps=500
     """
     from minigpt.config.presets import read_preset
-    from minigpt.config.resolve import flatten, parse_overrides, resolve, show, to_yaml
+    from minigpt.config.resolve import flatten, parse_overrides, resolve, show
 
     sources = read_preset(config) if config is not None else ()
     resolved = resolve(*sources, parse_overrides(set_ or []))
-    if as_yaml:
-        write(to_yaml(resolved.config))
-    else:
-        values = flatten(resolved.config).items()
-        table(("setting", "value", "from"), [(key, show(value), resolved.sources[key]) for key, value in values])
+    rows = [(key, value, resolved.sources[key]) for key, value in flatten(resolved.config).items()]
+    if as_json:
+        write(json_text([dict(zip(("setting", "value", "from"), row, strict=True)) for row in rows]))
+        return
+    table(("setting", "value", "from"), [(key, show(value), source) for key, value, source in rows])
 
 
 @config_app.command("settings")
@@ -54,13 +65,20 @@ def config_settings(as_json: JsonOption = False) -> None:
     from minigpt.config.resolve import fields, show
 
     if as_json:
-        settings = {
-            key: {"description": field.description, "type": type_name(field.annotation), "default": field.default}
-            for key, field in fields().items()
-        }
-        write(json_text(settings))
+        write(
+            json_text(
+                [
+                    {
+                        "setting": key,
+                        "description": field.description,
+                        "type": type_name(field.annotation),
+                        "default": field.default,
+                    }
+                    for key, field in fields().items()
+                ]
+            )
+        )
         return
-
     rows = [
         (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
         for key, field in fields().items()
@@ -80,9 +98,28 @@ def type_name(annotation: Any) -> str:
     return names.get(annotation) or " or ".join(map(type_name, get_args(annotation)))
 
 
-@config_app.command("schema")
-def config_schema() -> None:
-    """Print the JSON Schema of configuration files, for completion and validation in editors."""
-    from minigpt.config.resolve import schema
+@config_app.command("init")
+def config_init(
+    text: Annotated[list[str] | None, Argument(help=TEXT, metavar="[TEXT]...")] = None,
+    encoding: EncodingOption = "utf-8",
+) -> None:
+    """Print a YAML file with the settings that fit TEXT, to edit and use with `train --config`.
 
-    write(json_text(schema()))
+    Examples:
+      minigpt config init my.txt > my.yaml
+      minigpt train my.txt --config my.yaml
+    """
+    from minigpt.config.resolve import fields, flatten
+    from minigpt.training.fit import WORK, fit
+    from minigpt.training.setup import prepare_run
+
+    prepared = prepare_run(text or [], None, [f"data.encoding={encoding}"])
+    data = prepared.data
+    fitted = fit(data.size, data.tokenizer.vocab_size, WORK["cpu"], *prepared.sources, longest=len(data.train) - 1)
+    values, section = flatten(prepared.config), ""
+    lines = ["# Settings that fit this text. What is not here has its default: minigpt config settings"]
+    for key in (key for key in values if key in fitted or (key == "data.source" and text)):
+        if section != (section := key.partition(".")[0]):
+            lines.append(f"{section}:")
+        lines += [f"  # {fields()[key].description}", f"  {key.partition('.')[2]}: {json.dumps(values[key])}"]
+    write("\n".join(lines) + "\n")

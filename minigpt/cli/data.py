@@ -1,29 +1,46 @@
 """`minigpt data`."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument
 
-from minigpt.cli.options import GROUP, TEXT, EncodingOption, JsonOption
+from minigpt.cli.options import LIST, TEXT, EncodingOption, JsonOption, only_list
 from minigpt.cli.output import json_text, notice, table, wrapped, write
+from minigpt.errors import escape
 
-data_app = typer.Typer(**GROUP, help="List, describe and download texts.")
+data_app = typer.Typer(**LIST)
+
+
+@data_app.callback(invoke_without_command=True)
+def data(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the built-in texts and the downloads, or describe a text.
+
+    Examples:
+      minigpt data
+      minigpt data info my.txt
+    """
+    if not only_list(context):
+        data_list(as_json)
 
 
 @data_app.command("list")
 def data_list(as_json: JsonOption = False) -> None:
-    """List the built-in texts and the available downloads."""
+    """List the built-in texts and the downloads."""
     from minigpt.text.download import downloads
     from minigpt.text.sources import BUILTINS
 
     rows = [(f"builtin:{name}", what, "built in") for name, what in BUILTINS.items()]
+    texts: list[dict[str, Any]] = [{"name": name, "description": what} for name, what, _ in rows]
     for name, entry in downloads().items():
         where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
-        rows.append((f"download:{name}", entry.description, where))
+        rows.append((f"download:{name}", f"{entry.description} ({entry.license})", where))
+        facts = {"license": entry.license, "bytes": entry.bytes, "is_downloaded": entry.is_cached}
+        texts.append({"name": f"download:{name}", "description": entry.description, **facts})
     if as_json:
-        write(json_text([dict(zip(("name", "text", "status"), row, strict=True)) for row in rows]))
+        none = {"license": None, "bytes": None, "is_downloaded": None}
+        write(json_text([none | text for text in texts]))
         return
     table(("name", "text", "size or status"), rows)
 
@@ -34,10 +51,11 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size and characters of a text, and the settings that fit it.
+    """Print the files, size and characters of a text, and the settings that fit it. Download it if needed.
 
     Examples:
       minigpt data info my.txt
+      minigpt data info download:shakespeare
     """
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
@@ -46,11 +64,13 @@ def data_info(
     corpus = open_corpus(text, encoding)
     scanned = scan(corpus)
     notice(*corpus.notices)
+    files = [escape(part.path) for part in corpus.parts if part.path.is_file()]
     counts = dict(sorted(scanned.counts.items(), key=lambda item: -item[1]))
     fitted = fit(scanned.characters, len(counts), WORK["cpu"])
     if as_json:
-        facts = {"name": corpus.name, "characters": scanned.characters, "distinct": len(counts)}
-        write(json_text({**facts, "fingerprint": scanned.fingerprint, "counts": counts, "fitted": fitted}))
+        facts = {"name": corpus.name, "files": files, "characters": scanned.characters, "distinct": len(counts)}
+        characters = [{"character": character, "count": count} for character, count in counts.items()]
+        write(json_text({**facts, "fingerprint": scanned.fingerprint, "counts": characters, "fitted": fitted}))
         return
     rare = sorted(char for char, count in counts.items() if count < 5)
     print(f"characters   {scanned.characters:,}")
@@ -60,21 +80,7 @@ def data_info(
     print(f"fingerprint  {scanned.fingerprint}")
     settings = ", ".join(f"{key.split('.')[1]} {value}" for key, value in fitted.items())
     wrapped(f"settings     {settings} (fitted for a CPU)", indent=13)
-
-
-@data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.", metavar="NAME")]) -> None:
-    """Download a text into the cache, and print its path and license.
-
-    Examples:
-      minigpt data get shakespeare
-    """
-    from minigpt.text.download import download, downloads
-
-    name = name.removeprefix("download:")
-    path = download(name)
-    notice(downloads()[name].license)
-    print(path)
+    wrapped(f"files        {', '.join(files[:8])}{' ...' * (len(files) > 8)}".rstrip(), indent=13)
 
 
 def _listed(chars: Sequence[str]) -> str:

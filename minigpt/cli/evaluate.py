@@ -5,13 +5,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from minigpt.cli.input import run_dataset
 from minigpt.cli.options import (
-    CheckpointOption,
     DeviceOption,
     EncodingOption,
     JsonOption,
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
 
 MOST = 0.9
 """The share of the gain from the context that the summary of --by-position locates."""
-TextsArgument = Annotated[
-    list[str] | None, Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT")
+FileOption = Annotated[
+    list[str] | None,
+    Option(help="A text to evaluate on instead of the validation split; repeatable.", metavar="SOURCE"),
 ]
 StrideOption = Annotated[
     int | None,
@@ -48,8 +48,7 @@ ByPositionOption = Annotated[
 
 def evaluate(
     run: RunArgument = "last",
-    text: TextsArgument = None,
-    checkpoint: CheckpointOption = None,
+    file: FileOption = None,
     stride: StrideOption = None,
     by_position: ByPositionOption = False,
     unknown: UnknownOption = "error",
@@ -59,24 +58,26 @@ def evaluate(
 ) -> None:
     """Measure the loss of a model on a whole text.
 
-    Without TEXT, use the validation split of the run.
+    Without --file, use the validation split of the run.
 
     Examples:
       minigpt eval
-      minigpt eval my-1 other.txt --unknown skip
-      minigpt eval my-1 --by-position   how much of its past the model uses
+      minigpt eval mine --file other.txt --unknown skip
+      minigpt eval mine@400 --by-position   how much of its past the model uses
     """
     load_torch()
     from minigpt.interpret.simple import simple_losses
     from minigpt.storage.checkpoint import load_checkpoint
 
-    loaded = load_checkpoint(run, checkpoint)
-    tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
+    loaded = load_checkpoint(run)
+    tokens, name, training = _choose_tokens(loaded, file or [], unknown, encoding)
     result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)
     simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
         about = {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": dtype}
-        write(json_text(_finite(result, by_position) | {"simple": simple} | about))
+        others = [{"method": method, "loss": loss} for method, loss in simple.items()]
+        positions = [{"position": number, "loss": loss} for number, loss in enumerate(result.by_position, 1)]
+        write(json_text(asdict(result) | {"by_position": positions, "simple": others} | about))
         return
     print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
     print(f"bits per character  {result.bits_per_character:.4f}")
@@ -119,12 +120,6 @@ def _measure(
     if by_position and not result.by_position:
         raise TextError(f"the text is shorter than one window of {count(model.config.context, 'token')}")
     return result, protocol(model.config.context, stride), runtime.dtype
-
-
-def _finite(result: "EvalResult", by_position: bool) -> dict[str, Any]:
-    """Return the result for JSON, which has no infinity. The perplexity can be infinite."""
-    document = {key: None if value == math.inf else value for key, value in asdict(result).items()}
-    return document if by_position else {key: value for key, value in document.items() if key != "by_position"}
 
 
 def _choose_tokens(

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
-from minigpt.cli.hints import run_named, shell_quote
-from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
+from minigpt.cli.hints import shell_quote
+from minigpt.cli.options import JsonOption, RunArgument
 from minigpt.cli.output import json_text, load_torch, notice, table, waiting, write
 from minigpt.errors import UserError, count, escape
 
@@ -16,19 +16,13 @@ if TYPE_CHECKING:
 
 
 def export(
-    folder: Annotated[
-        list[str],
-        Argument(
-            help="The run, then the folder to write. Without a run: the newest.",
-            metavar="[RUN] FOLDER",
-            autocompletion=complete_run,
-        ),
-    ],
+    run: RunArgument = "last",
+    *,
     to: Annotated[
         Literal["gguf", "hf", "onnx", "safetensors"],
         Option(help="Format: gguf, hf, onnx or safetensors.", metavar="FORMAT"),
     ],
-    checkpoint: CheckpointOption = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder. Default: RUN-FORMAT.", metavar="FOLDER")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model for another program, then compare that program's results with minigpt's.
@@ -36,17 +30,19 @@ def export(
     hf: Hugging Face transformers. gguf: llama.cpp. onnx: ONNX Runtime. safetensors: your own code.
 
     Examples:
-      minigpt export --to hf my-model
-      minigpt export mine --to safetensors weights --checkpoint last
+      minigpt export --to hf
+      minigpt export mine@last --to safetensors -o weights
     """
+    if str(out) == "-":
+        raise UserError("an export is a folder, which standard output cannot hold; name one: -o FOLDER")
     load_torch()
     from minigpt.interop.card import short_prompt
     from minigpt.interop.export import FORMATS, check
     from minigpt.interop.export import export as write_export
     from minigpt.storage.checkpoint import load_checkpoint
 
-    run, path = _run_and_folder(folder)
-    loaded = load_checkpoint(run, checkpoint)
+    loaded = load_checkpoint(run)
+    path = out or Path(f"{loaded.run_name}-{to}")
     write_export(loaded, to, path)
     notice(f"wrote {escape(path)} from {escape(loaded.path)}")
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
@@ -61,15 +57,6 @@ def export(
     print()
     _print_agreement(agreement, FORMATS[to].PROGRAM, FORMATS[to].PACKAGE)
     print(f"\nTo use it:\n\n{usage}")
-
-
-def _run_and_folder(names: list[str]) -> tuple[str, Path]:
-    """Return the run and the folder that the arguments name. Raises UserError if they look exchanged."""
-    if len(names) > 2:
-        raise UserError(f"expected a run and a folder, got {len(names)} names")
-    if len(names) == 1 and (names[0] == "last" or run_named(names[0])):
-        raise UserError(f"{escape(names[0])} is a run; name the folder to write too: {escape(names[0])} FOLDER")
-    return names[0] if len(names) == 2 else "last", Path(names[-1])
 
 
 def _print_agreement(agreement: "Agreement | None", program: str, package: str) -> None:

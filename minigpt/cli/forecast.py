@@ -1,4 +1,4 @@
-"""What a run would take: memory by part, operations and time. No text is read."""
+"""What a run would take: memory by part, operations and time."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace

@@ -14,7 +14,7 @@ from typing import Any
 from typer.exceptions import TyperException
 
 from minigpt import errors
-from minigpt.cli.options import TEXT, UnknownCommandError
+from minigpt.cli.options import TEXT, ExtraArgumentError, UnknownCommandError, option_of
 from minigpt.errors import UserError, escape, reason
 from minigpt.world import is_one_of_several, rank
 
@@ -64,9 +64,14 @@ def _usage_line(error: TyperException, command: str) -> str:
         is_choice = details["type"] == "value_error"
         problem = f"{option}: {words}" if is_choice else f"{option} is {details['input']}, but should be {words}"
     elif isinstance(error, UnknownCommandError):
-        if found := _found_at_top(error):
+        if found := _found_instead(error):
             return f"minigpt: {escape(found)}"
-        problem = f"{error.message}{errors.did_you_mean(error.name, error.known)}"
+        meant = errors.did_you_mean(error.name, error.known) or f"; there are {', '.join(error.known)}"
+        problem = f"{error.message}{meant}"
+    elif isinstance(error, ExtraArgumentError):
+        names = ("--file", "--prompt") if os.path.exists(error.argument) else ("--prompt", "--text", "--file")
+        option = next((name for name in names if name in _options(context.command)), None)
+        problem = error.message + (f"; a text is {option} {shell_quote(error.argument)}" if option else "")
     elif hasattr(error, "possibilities"):  # of an option that does not exist
         problem = _option_problem(error, context)
     else:
@@ -80,37 +85,30 @@ def _usage_line(error: TyperException, command: str) -> str:
     return f"minigpt: {problem}; see {context.command_path if context else f'minigpt {command}'} --help"
 
 
-def _found_at_top(error: UnknownCommandError) -> str:
-    """Return what to do with the text or run that a user named in the place of a command, but not in a group."""
-    name = error.name
-    if error.ctx.parent is None and is_text(name):
-        return f"{name} is a text; to train on it: minigpt train {shell_quote(name)}"
-    if error.ctx.parent is None and (run := run_named(name)):
-        return f"{name} is a run; to generate text: minigpt sample {as_argument(run)}"
+def _found_instead(error: UnknownCommandError) -> str:
+    """Return what to do with the text or run that a user named in the place of a command, or ""."""
+    name, group = error.name, error.ctx.info_name if error.ctx.parent else None
+    texts = {None: "train on it: minigpt train", "data": "describe it: minigpt data info"}
+    texts["course"] = "check it: minigpt course check 1"
+    runs = {None: "generate text: minigpt sample", "runs": "show it: minigpt runs show"}
+    if group in texts and is_text(name):
+        return f"{name} is a text; to {texts[group]} {shell_quote(name)}"
+    if group in runs and (run := run_named(name)):
+        return f"{name} is a run; to {runs[group]} {as_argument(run)}"
     return ""
 
 
 def _option_problem(error: Any, context: Any) -> str:
-    """Return what is wrong with an option that does not exist, and what to type: another option, or a setting."""
+    """Return what is wrong with an option that does not exist, and what to type instead."""
     from minigpt.config.aliases import ALIASES
-    from minigpt.config.resolve import fields
 
-    name, options = error.option_name, _options(context.command)
+    name = error.option_name
     if name in _options(context.find_root().command):
         return f"{name} comes before the command"
-    key = name.lstrip("-").replace("-", "_")
-    named = [field for field in fields() if field.endswith(f".{key}") and key != "name"]  # not the optimizer's
-    setting = named[0] if named else ALIASES.get(key, "").partition(" ")[0]
-    if setting and "--set" in options:
-        return f"no option is named {name}; it is a setting: --set {setting}=VALUE"
-    if (option := _as_option(setting)) in options:
-        return f"no option is named {name}; use {option}"
+    meant = ALIASES.get(name.lstrip("-").replace("-", "_"), "")
+    if meant and "--set" in _options(context.command):  # the value means something else
+        return f"no option is named {name}; its setting is {meant}"
     return str(error.format_message())
-
-
-def _as_option(setting: str) -> str:
-    """Return the option that a setting would have in a command without --set."""
-    return f"--{setting.partition('.')[2].replace('_', '-')}"
 
 
 def _options(command: Any) -> frozenset[str]:
@@ -119,7 +117,7 @@ def _options(command: Any) -> frozenset[str]:
 
 def _config_problem(error: errors.ConfigError, options: Collection[str]) -> str:
     """Return the problem with settings, under the names of the options in a command that has options instead."""
-    wrong = {} if "--set" in options else {_as_option(key): (key, problem) for key, problem in error.wrong.items()}
+    wrong = {} if "--set" in options else {option_of(key): (key, problem) for key, problem in error.wrong.items()}
     problems = [f"{name}{problem.removeprefix(key)}" for name, (key, problem) in wrong.items() if name in options]
     return "; ".join(problems) or error.problem
 
@@ -154,7 +152,7 @@ def _text_hint(error: errors.TextError, command: str, options: Collection[str]) 
         case errors.DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
         case errors.TextMismatchError(checkpoint=Path() as path) if command == "eval":
-            return f"to evaluate on a different text: minigpt eval {shell_quote(path)} TEXT"
+            return f"to evaluate on a different text: minigpt eval {shell_quote(path)} --file TEXT"
         case errors.TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
         case errors.TextMismatchError():
@@ -164,14 +162,12 @@ def _text_hint(error: errors.TextError, command: str, options: Collection[str]) 
 
 def _run_hint(error: UserError, command: str) -> str:
     """Return a hint about a run or its checkpoints, or "" for other errors."""
-    from minigpt.paths import RUNS
-
     match error:
         case errors.RunNotFoundError(name=name) if run := run_named(name):  # where a folder of runs is expected
-            board = f"to see its curves: minigpt board {shell_quote(run)}"
+            board = f"to see its curves: minigpt board --in {shell_quote(run)}"
             return f"{escape(name)} is a run; {board if command == 'board' else 'to list all: minigpt runs'}"
         case errors.RunNotFoundError(name=name) if is_text(name) and command == "eval":
-            return f"it is a text; name the run first: minigpt eval last {shell_quote(name)}"
+            return f"it is a text; to evaluate on it: minigpt eval --file {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if is_text(name):
             return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+/\\-]*", name):
@@ -190,9 +186,8 @@ def _run_hint(error: UserError, command: str) -> str:
             return "choose a different --name"
         case errors.RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
-        case errors.CheckpointError(run=Path() as run) if command != "runs":
-            folder = "" if run.parent == RUNS else f" {shell_quote(run.parent)}"
-            return f"to check its other checkpoints: minigpt runs{folder} --verify"
+        case errors.CheckpointError(run=Path() as run) if not command.startswith("runs"):
+            return f"to check its other checkpoints: minigpt runs verify {as_argument(run)}"
         case errors.NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"
         case errors.DivergedError():
@@ -200,8 +195,6 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"{_retry(error)}, or {lower}" if error.settings else lower
         case errors.TrainingError():
             return _retry(error)
-        case errors.JoinError():
-            return "start them with torchrun; to train in one process, unset WORLD_SIZE"
     return ""
 
 
@@ -246,11 +239,12 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
 
 
 def run_named(name: str) -> Path | None:
-    """Return the folder of the run that `name` refers to, if there is one."""
+    """Return the folder of the run that `name` refers to, if there is one, with the "@STEP" of `name`."""
     from minigpt.paths import RUNS, is_run
+    from minigpt.storage.runs import split_step
 
     with suppress(OSError):
-        return next((folder for folder in (RUNS / name, Path(name)) if is_run(folder)), None)
+        return next((path for path in (RUNS / name, Path(name)) if is_run(Path(split_step(str(path))[0]))), None)
     return None
 
 

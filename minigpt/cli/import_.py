@@ -3,54 +3,48 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from minigpt.cli.hints import as_argument
-from minigpt.cli.options import GROUP, EncodingOption
-from minigpt.cli.output import load_torch, notice
-
-import_app = typer.Typer(**GROUP, help="Turn a model of another program, or a trained example, into a run.")
-
-NameOption = Annotated[str | None, Option(help="Name of the run.", metavar="NAME")]
+from minigpt.cli.hints import as_argument, shell_quote
+from minigpt.cli.options import EncodingOption, JsonOption
+from minigpt.cli.output import json_text, load_torch, notice, write
+from minigpt.errors import UserError, escape
 
 
-@import_app.command()
-def nanogpt(
-    checkpoint: Annotated[Path, Argument(help="nanoGPT's ckpt.pt.", metavar="CKPT")],
-    text: Annotated[str, Option(help="The text that the model was trained on.", metavar="TEXT")],
-    name: NameOption = None,
+def import_(
+    checkpoint: Annotated[str, Argument(help="nanoGPT's ckpt.pt, or 'stories'.", metavar="CHECKPOINT")],
+    file: Annotated[str | None, Option(help="The text that the model was trained on.", metavar="SOURCE")] = None,
+    name: Annotated[str | None, Option(help="Name of the run.", metavar="NAME")] = None,
     encoding: EncodingOption = "utf-8",
+    as_json: JsonOption = False,
 ) -> None:
-    """Import a character-level checkpoint of nanoGPT.
+    """Turn a character-level checkpoint of nanoGPT, or the trained example `stories`, into a run.
 
-    The vocabulary comes from the text: minigpt never opens meta.pkl, which could run code.
-
-    Examples:
-      minigpt import nanogpt out-shakespeare-char/ckpt.pt --text input.txt
-    """
-    load_torch()
-    from minigpt.interop.nanogpt import create_run
-
-    run = as_argument(create_run(checkpoint, text, encoding, name, notice))
-    _notice(run, f"measure: minigpt eval {run}")
-
-
-@import_app.command()
-def stories(name: NameOption = None) -> None:
-    """Import a trained model of builtin:stories, which is part of minigpt.
-
-    It was trained with the preset `stories`. Its heads copy invented words, and find the name that "She" means.
+    The vocabulary of a nanoGPT model comes from its text: minigpt never opens meta.pkl, which could run code. The
+    example was trained with the preset `stories`. Its heads copy invented words, and find the name that "She" means.
 
     Examples:
       minigpt import stories
+      minigpt import out-shakespeare-char/ckpt.pt --file input.txt
     """
-    from minigpt.interop.shipped import create_run
+    if checkpoint == "stories":
+        if file is not None:
+            raise UserError("the example has its own text; leave out --file")
+        from minigpt.interop import shipped
 
-    run = as_argument(create_run(name, notice))
-    _notice(run, f"look:    minigpt inspect {run} --open")
+        folder = shipped.create_run(name, notice)
+    else:
+        if file is None:
+            command = f"minigpt import {shell_quote(checkpoint)} --file TEXT"
+            raise UserError(f"the vocabulary comes from the text that the model was trained on; name it: {command}")
+        load_torch()
+        from minigpt.interop import nanogpt
 
-
-def _notice(run: str, look: str) -> None:
+        folder = nanogpt.create_run(Path(checkpoint), file, encoding, name, notice)
+    run = as_argument(folder)
+    if as_json:
+        write(json_text({"run": folder.name, "folder": escape(folder)}))
+        return
+    look = f"look:    minigpt inspect {run} --open" if file is None else f"measure: minigpt eval {run}"
     notice(f"imported the model as run {run}", f"  sample:  minigpt sample {run}", f"  {look}")
     notice(f"  train:   minigpt train TEXT --from {run}")

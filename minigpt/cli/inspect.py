@@ -10,7 +10,7 @@ from typer import Option
 
 from minigpt.cli.excerpt import FileOption, TextOption, ValOption, choose_excerpt
 from minigpt.cli.heads import print_heads
-from minigpt.cli.options import CheckpointOption, EncodingOption, ForceOption, RunArgument, UnknownOption
+from minigpt.cli.options import EncodingOption, ForceOption, RunArgument, UnknownOption, complete_run
 from minigpt.cli.output import check_writable, load_torch, notice, waiting, write_bytes
 from minigpt.errors import UserError, escape
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from minigpt.viewer.film import Log
     from minigpt.viewer.page import Start
 
-CompareOption = Annotated[str | None, Option(help="Add another run with the same vocabulary.", metavar="RUN")]
+WithOption = Annotated[
+    str | None,
+    Option("--with", help="Add a run with the same vocabulary.", metavar="RUN", autocompletion=complete_run),
+]
 StepsOption = Annotated[
     str | None,
     Option(help="Steps of the film. Default: where predictions change most. none: no film.", metavar="N,...|none"),
@@ -40,7 +43,7 @@ def inspect(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    compare: CompareOption = None,
+    with_: WithOption = None,
     steps: StepsOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -49,7 +52,6 @@ def inspect(
     force: ForceOption = False,
     as_table: TableOption = False,
     as_json: ScoresOption = False,
-    checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
 ) -> None:
@@ -61,34 +63,34 @@ def inspect(
     Examples:
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --out page.html
-      minigpt inspect mine --compare other       two models on the same text
+      minigpt inspect mine --with mine@400       two models on the same text
       minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
       minigpt inspect mine --table               what each head attends to, in the terminal
     """
-    page = {"--out": out, "--open": open_, "--force": force, "--compare": compare, "--steps": steps}
+    page = {"--out": out, "--open": open_, "--force": force, "--with": with_, "--steps": steps}
     given = [name for name, value in {"--table": as_table, "--json": as_json, **page}.items() if value]
     if (is_printed := as_table or as_json) and len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]} are mutually exclusive")
     out = out or Path("inspect.html")
-    check_writable(None if is_printed else out, read=file, force=force)
+    check_writable(None if is_printed else out, force)
     load_torch()
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.page import Start
 
-    loaded = load_checkpoint(run, checkpoint)
+    loaded = load_checkpoint(run)
     choose = partial(choose_excerpt, loaded, text, file, val, unknown, encoding)
     if is_printed:
         print_heads(loaded, choose(), layer, head, (text, file, val) != (None, None, None), as_json)
     else:
         start = Start(layer, head, at_end=(text, file) != (None, None))
-        _write_page(loaded, choose, compare, steps, start, out, open_)
+        _write_page(loaded, choose, with_, steps, start, out, open_)
 
 
 def _write_page(
     loaded: "Checkpoint",
     choose: "Callable[..., Excerpt]",
-    compare: str | None,
+    other: str | None,
     steps: str | None,
     start: "Start",
     out: Path,
@@ -100,7 +102,7 @@ def _write_page(
     from minigpt.viewer.film import most_moments
     from minigpt.viewer.page import build_page, check_size
 
-    others = [] if compare is None else [load_checkpoint(compare)]
+    others = [] if other is None else [load_checkpoint(other)]
     check_size(loaded, *others)  # before anything is computed
     log = notice if steps is None else None
     moments = _moments(loaded, steps, most_moments(loaded.weights, [other.weights for other in others]), log)

@@ -71,7 +71,11 @@ def _run(arguments: Sequence[str]) -> int:
         line = error_line(error, *_command(arguments))
         if line is None:
             raise
-        if line and "--debug" in arguments[:1] and not isinstance(error, TyperException):
+        if (
+            line
+            and ("--debug" in arguments[:1] or os.environ.get("MINIGPT_DEBUG") == "1")
+            and not isinstance(error, TyperException)
+        ):
             import traceback
 
             traceback.print_exc()

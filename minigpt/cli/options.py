@@ -1,23 +1,36 @@
 """Options and arguments that several commands share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Context, Option
-from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from minigpt.errors import UserError, escape
 
 
-class UnknownCommandError(TyperException):
-    """A group has no command of this name."""
+class UsageError(TyperException):
+    """The command line is wrong."""
 
     exit_code = 2
+
+
+class UnknownCommandError(UsageError):
+    """A group has no command of this name."""
 
     def __init__(self, name: str, ctx: Context, known: Iterable[str]) -> None:
         super().__init__(f"no command is named '{name}'")
         self.name, self.ctx, self.known = name, ctx, known
+
+
+class ExtraArgumentError(UsageError):
+    """A command takes fewer arguments."""
+
+    def __init__(self, argument: str, ctx: Context) -> None:
+        super().__init__(f"'{argument}' is one argument too many")
+        self.argument, self.ctx = argument, ctx
 
 
 class _Group(TyperGroup):
@@ -37,6 +50,67 @@ GROUP: dict[str, Any] = {
 }
 """Arguments of every `typer.Typer` group."""
 
+
+class Command(TyperCommand):
+    """A command that takes settings as options, also by nanoGPT's names: --max_iters=9 is --set train.steps=9."""
+
+    allow_extra_args = True  # else their error would have no data
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        extra = super().parse_args(ctx, list(self._translated(args)))
+        if extra and not ctx.resilient_parsing:
+            raise ExtraArgumentError(extra[0], ctx)
+        return extra
+
+    def _translated(self, args: list[str]) -> Iterator[str]:
+        known = {name for parameter in self.params for name in parameter.opts}
+        words = iter(args)
+        for word in words:
+            name, equals, value = word.partition("=")
+            if word == "--":
+                yield from (word, *words)
+            elif not name.startswith("--") or name in known:
+                yield word
+            elif (hyphens := name.replace("_", "-")) in known:
+                yield f"{hyphens}{equals}{value}"
+            elif not (key := setting_named(name)) or not {"--set", option_of(key)} & known:
+                yield word
+            else:
+                value = value if equals else next(words, "")
+                yield from (option_of(key), value) if option_of(key) in known else ("--set", f"{key}={value}")
+
+
+def setting_named(option: str) -> str:
+    """Return the setting that an option such as --n-layer or --block_size means, or ""."""
+    from minigpt.config.aliases import ALIASES
+    from minigpt.config.resolve import fields
+
+    key = option.lstrip("-").replace("-", "_")
+    named = [field for field in fields() if key in (field, field.partition(".")[2])]
+    alias = ALIASES.get(key, "")  # some say more: their value means something else
+    return named[0] if len(named) == 1 else alias if alias in fields() else ""
+
+
+def option_of(setting: str) -> str:
+    """Return the option that a setting has in a command that has it as an option, such as --lr."""
+    return f"--{setting.partition('.')[2].replace('_', '-')}"
+
+
+LIST: dict[str, Any] = {**GROUP, "no_args_is_help": False}
+"""Arguments of a group that lists without a command."""
+
+
+def only_list(context: Context) -> bool:
+    """Return whether a command follows a group that lists. Raises UsageError if options stand before it."""
+    if context.invoked_subcommand is None:
+        return False
+    for parameter in context.command.params:
+        if context.params.get(str(parameter.name)) not in (parameter.default, None):
+            group, command = context.info_name, context.invoked_subcommand
+            raise UsageError(f"{parameter.opts[0]} is an option of {group}; options of {command} follow it")
+    return True
+
+
 # Hide the types of arguments and flags in help: "<list[str]>" and "<bool>" tell a user nothing.
 _type_of_option = TyperOption.display_type_rich
 TyperOption.display_type_rich = lambda self, ctx: None if self.is_flag else _type_of_option(self, ctx)  # type: ignore[method-assign]
@@ -50,21 +124,36 @@ def complete_run(incomplete: str) -> list[str]:
     return [name for name in ("last", *(run.name for run in all_runs())) if name.startswith(incomplete)]
 
 
+def complete_preset(incomplete: str) -> list[str]:
+    """Return the names of presets that begin with `incomplete`."""
+    from minigpt.config.presets import presets
+
+    return [name for name in presets() if name.startswith(incomplete)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the settings that begin with `incomplete`, as KEY=."""
+    from minigpt.config.resolve import fields
+
+    return [f"{key}=" for key in fields() if key.startswith(incomplete)]
+
+
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
-ConfigOption = Annotated[str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME")]
+ConfigOption = Annotated[
+    str | None,
+    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
+]
 SetOption = Annotated[
-    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
+    list[str] | None,
+    Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE", autocompletion=complete_setting),
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
 ]
-RunArgument = Annotated[
-    str,
-    Argument(
-        help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN", autocompletion=complete_run
-    ),
-]
-CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
+RUN = "A run: its name, its folder or 'last'; NAME@STEP, NAME@best or NAME@last for one of its checkpoints."
+RunArgument = Annotated[str, Argument(help=RUN, metavar="RUN", autocompletion=complete_run)]
+RunsArgument = Annotated[list[str], Argument(help="Names or folders.", metavar="RUN", autocompletion=complete_run)]
+RunsFolderOption = Annotated[Path, Option("--in", help="Folder that contains the runs.", metavar="FOLDER")]
 OnUnknown = Literal["error", "skip", "replace"]
 UnknownOption = Annotated[
     OnUnknown, Option(help="Characters outside the vocabulary: error, skip or replace.", metavar="WHAT")
@@ -73,7 +162,6 @@ EncodingOption = Annotated[str, Option(help="Encoding of the text files.", metav
 DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.", metavar="NAME")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
-SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
@@ -83,15 +171,16 @@ def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
     if not 0 < minutes <= 1_000_000:
         raise UserError(f"--minutes must be more than 0 and at most 1,000,000, got {minutes:g}")
     if lengths := [setting for setting in assignments or [] if setting.startswith(("train.steps=", "train.epochs="))]:
-        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the duration; remove one of them")
+        raise UserError(f"--minutes and {escape(lengths[0])} both give the duration; remove one of them")
 
 
-def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:
-    """Add the value of an option to the values of --set. Raises UserError if both give it: one would silently win."""
-    settings = assignments or []
-    if value is not None and any(assignment.startswith(f"{key}=") for assignment in settings):
-        raise UserError(f"{option} and --set {key} are the same setting; remove one of them")
-    return settings if value is None else [*settings, f"{key}={value}"]
+def add_settings(assignments: list[str], options: Mapping[str, str | None]) -> list[str]:
+    """Add the values of options to the values of --set. Raises UserError if both give one: it would silently win."""
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given:
+        if any(assignment.startswith(f"{key}=") for assignment in assignments):
+            raise UserError(f"{key} is set twice; remove one of the options")
+    return [*assignments, *(f"{key}={value}" for key, value in given.items())]
 
 
 def checked_device(device: str) -> str:

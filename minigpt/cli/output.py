@@ -1,6 +1,5 @@
 """Output of commands: results go to stdout or a file, everything else to stderr."""
 
-import json
 import os
 import re
 import shutil
@@ -50,6 +49,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes such as "12.3 MB"."""
+    power, unit = (9, "GB") if count >= 1e9 else (6, "MB") if count >= 1e6 else (3, "kB")
+    return f"{count / 10**power:,.1f} {unit}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of cells in columns. On a terminal, wrap long columns, and align numbers to the right."""
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
@@ -82,57 +87,41 @@ def wrapped(line: str, indent: int) -> None:
 
 
 def json_text(document: Any) -> str:
-    """Return `document` as JSON with a final newline. Raises UserError if a number is not finite."""
-    try:
-        return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    except ValueError as error:
-        raise UserError("the result has a number that is not finite, which JSON cannot hold") from error
+    """Return `document` as JSON with a final newline. Numbers that are not finite become null."""
+    from pydantic_core import to_json
+
+    return to_json(document, indent=1, inf_nan_mode="null").decode() + "\n"
 
 
-def check_writable(*outs: Path | None, read: str | None = None, force: bool = False) -> None:
-    """Check, before any work, that a command can write its output files.
+def check_writable(out: Path | None, force: bool = False) -> None:
+    """Check, before any work, that a command can write its output file.
 
     Raises:
-        UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, is the input file
-            `read`, or exists without `force`. A page that minigpt wrote may always be replaced.
+        UserError: It cannot be written, belongs to a run, or exists without `force`. A page that minigpt wrote may
+            always be replaced.
     """
     from tempfile import TemporaryFile
 
-    taken = {Path(os.path.realpath(read))} if read else set[Path]()
-    for out in filter(None, outs):
-        if _is_stream(out):
-            continue
-        file = Path(os.path.realpath(out))
-        try:
-            # Unlike os.access, opening says why: no permission, or a read-only or full disk.
-            with TemporaryFile(dir=file.parent), open(file if file.is_file() else os.devnull, "ab"):
-                pass
-        except OSError as error:
-            raise _cannot_write(out, reason(error)) from error
-        if file in taken:
-            raise _cannot_write(out, "this command reads it or writes it twice")
-        if problem := _refusal(file, force):
-            raise _cannot_write(out, problem)
-        taken.add(file)
+    from minigpt.paths import containing_run
+
+    if out is None or _is_stream(out):
+        return
+    file = Path(os.path.realpath(out))
+    try:
+        # Unlike os.access, opening says why: no permission, or a read-only or full disk.
+        with TemporaryFile(dir=file.parent), open(file if file.exists() else os.devnull, "ab"):
+            pass
+    except OSError as error:
+        raise _cannot_write(out, reason(error)) from error
+    if run := containing_run(file):
+        raise _cannot_write(out, f"it belongs to run {run.name}")
+    if file.exists() and not (force or _is_page(file)):
+        raise _cannot_write(out, "it exists; to replace it, add --force")
 
 
 def _is_stream(out: Path) -> bool:
     """Return whether `out` is "-" (standard output), a device or a pipe, such as /dev/null."""
     return str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir())
-
-
-def _refusal(file: Path, force: bool) -> str:
-    """Return why a command must not write a file, or ""."""
-    from minigpt.paths import containing_run
-    from minigpt.storage.metadata import METADATA, is_checkpoint_file
-
-    if file.is_dir():
-        return "it is a folder; name a file in it"
-    if run := containing_run(file):
-        return f"it belongs to run {run.name}"
-    if is_checkpoint_file(file.name) and (file.parent / METADATA).exists():
-        return "it belongs to a checkpoint"
-    return "it exists; to replace it, add --force" if file.exists() and not (force or _is_page(file)) else ""
 
 
 def _is_page(file: Path) -> bool:

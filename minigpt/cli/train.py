@@ -1,29 +1,30 @@
 """`minigpt train`."""
 
-import math
 import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from minigpt.cli.hints import as_argument, resume_command, shell_quote
+from minigpt.cli.hints import as_argument
 from minigpt.cli.options import (
     TEXT,
     ConfigOption,
+    JsonOption,
     MinutesOption,
     SetOption,
-    add_setting,
+    add_settings,
     check_minutes,
     complete_run,
 )
-from minigpt.cli.output import duration, notice, waiting
-from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, count
+from minigpt.cli.output import json_text, notice, waiting, write
+from minigpt.cli.report import report
+from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, escape
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle
 from minigpt.world import is_one_of_several
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Probe
-    from minigpt.training.outcome import Outcome
     from minigpt.training.parallel import Processes
     from minigpt.training.setup import PreparedRun
 
@@ -56,14 +56,26 @@ UnknownOption = Annotated[
     Literal["error", "skip"] | None,
     Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
 ]
+DryRunOption = Annotated[
+    bool, Option("--dry-run", help="Print the memory and time that the run would take, and do not train.")
+]
 ResumeOption = Annotated[
     str | None,
     Option(
-        help="Resume a run exactly where it stopped. 'auto': resume the run --name, or start it.",
+        help="Resume a run exactly where it stopped, or at RUN@STEP. 'auto': resume the run --name, or start it.",
         metavar="RUN",
         autocompletion=complete_run,
     ),
 ]
+
+
+common = partial(Option, rich_help_panel="Common settings")
+StepsOption = Annotated[str | None, common(help="Number of steps (train.steps).", metavar="N")]
+EpochsOption = Annotated[str | None, common(help="Number of epochs instead (train.epochs).", metavar="N")]
+BatchSizeOption = Annotated[str | None, common(help="Sequences in each step (train.batch_size).", metavar="N")]
+LrOption = Annotated[str | None, common(help="Peak learning rate (optim.lr).", metavar="X")]
+SeedOption = Annotated[str | None, common(help="Seed of weights, batches and dropout (train.seed).", metavar="N")]
+DeviceOption = Annotated[str | None, common(help="auto, cpu, cuda, cuda:N or mps (runtime.device).", metavar="NAME")]
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,8 @@ class NewRun:
     start: str | None
     """The run whose weights it starts from."""
     minutes: float | None
+    dry_run: bool = False
+    as_json: bool = False
 
     @property
     def has_text(self) -> bool:
@@ -93,6 +107,14 @@ def train(
     from_: FromOption = None,
     unknown: UnknownOption = None,
     resume: ResumeOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    steps: StepsOption = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchSizeOption = None,
+    lr: LrOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
@@ -102,15 +124,18 @@ def train(
     Examples:
       minigpt train
       minigpt train my.txt --minutes 10 --name mine
-      minigpt train --config shakespeare-cpu --set train.steps=500
-      minigpt train other.txt --from mine
+      minigpt train --config speedrun --steps 500
+      minigpt train other.txt --from mine@best
       minigpt train --resume mine
 
-    For all settings: minigpt config settings. For presets: minigpt config list.
+    Every setting is an option too, such as --n-layer 6. For all settings: minigpt config settings.
+    For presets: minigpt config.
     """
-    add_setting(set_, "data.source", text[0] if text else None, "TEXT")  # raises if --set gives it too
-    settings = add_setting(set_, "data.unknown", unknown, "--unknown")
-    new = NewRun(text or [], config, settings, name, from_, minutes)
+    common = {"train.steps": steps, "train.epochs": epochs, "train.batch_size": batch_size}
+    common |= {"optim.lr": lr, "train.seed": seed, "runtime.device": device, "data.unknown": unknown}
+    settings = add_settings(set_ or [], common)
+    add_settings(set_ or [], {"data.source": text[0] if text else None})  # raises if --set gives it too
+    new = NewRun(text or [], config, settings, name, from_, minutes, dry_run, as_json)
     check = partial(_check, new, resume, unknown)
     if not is_one_of_several():
         check()  # before PyTorch is imported
@@ -141,6 +166,8 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     elif resume is not None and new.minutes:
         raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
+    if resume is not None and new.dry_run:
+        raise UserError("--dry-run forecasts a new run; leave out --resume")
     if unknown and new.start is None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
     if new.start is not None and not new.has_text:
@@ -152,17 +179,20 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
     from minigpt.storage import runs
     from minigpt.training.setup import newest_intact, prepare_resume
 
-    run = processes.together(lambda: runs.find_run(resume))
+    name, which = runs.split_step(resume)
+    run = processes.together(lambda: runs.find_run(name))
     if (new.has_text or new.start or new.minutes) and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            newest = processes.share(processes.together(lambda: newest_intact(run) if processes.is_main else None))
+            newest = processes.share(
+                processes.together(lambda: newest_intact(run, which) if processes.is_main else None)
+            )
             assert newest, "the main process has read it"
             step = newest[0].metadata.step
             prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
             processes.connect(prepared.config)
-            return _train(run, prepared, processes)
+            return _train(run, prepared, processes, new.as_json)
         except TrainingError as error:
             may_help = error.settings or not isinstance(error, DivergedError)
             if error.saved_step == step and may_help:  # the next command needs these settings again
@@ -177,7 +207,9 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
 
 
 def _start(processes: "Processes", new: NewRun) -> int:
+    from minigpt.cli.dry_run import dry_run
     from minigpt.model.device import pick_device
+    from minigpt.model.memory import peak_memory
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.dial import fit_minutes
@@ -192,21 +224,27 @@ def _start(processes: "Processes", new: NewRun) -> int:
 
     def prepare() -> "PreparedRun":
         prepared = prepare_run(new.text, new.config, new.settings, start, processes.size)
-        pick_device(prepared.config.runtime.device, None, processes.local_rank)
+        if not new.dry_run:  # which may be about another machine
+            pick_device(prepared.config.runtime.device, None, processes.local_rank)
         return prepared
 
-    start = processes.share(processes.together(read_start))
+    start, program = processes.share(processes.together(read_start)), peak_memory()
     prepared = processes.together(prepare)
     if prepared.is_fitted and not new.minutes and processes.is_main:
         notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
     if new.minutes:
         prepared = fit_minutes(prepared, 60 * new.minutes - (time.perf_counter() - STARTED), processes)
+    if new.dry_run:
+        if processes.is_main:
+            notice(*prepared.notices)
+            dry_run(prepared, processes.size, program, new.as_json)
+        return 0
     processes.connect(prepared.config)
     with processes.on_main(lambda: runs.new_run(new.name, prepared.stem)) as run:
-        return _train(processes.share(run or Path()), prepared, processes)
+        return _train(processes.share(run or Path()), prepared, processes, new.as_json)
 
 
-def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
+def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: bool) -> int:
     """Train, and return the exit code: 0, or the code of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
@@ -231,7 +269,11 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
             notice(f"stopped before the first step; {state}")
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
-    return _report(run, outcome, prepared)
+    if as_json:
+        names = ("step", "seconds", "train_loss", "validation_loss", "best_loss", "best_step")
+        reached = {name: value for name, value in asdict(outcome.state).items() if name in names}
+        write(json_text({"run": run.name, "folder": escape(run), "signal": outcome.signal, **reached}))
+    return report(run, outcome, prepared)
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
@@ -250,45 +292,3 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
         metrics.message(f"    {' '.join(text.split())}"[: shutil.get_terminal_size().columns])
 
     return probe
-
-
-def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
-    """Print how the run ended and what to type next. Return the exit code."""
-    from minigpt.interpret.simple import compare_loss, explain_loss
-    from minigpt.training.fit import LONGER, forecast
-
-    state, name, data = outcome.state, as_argument(run), prepared.data
-    if outcome.signal:
-        by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
-        notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
-        _suggest(resume=resume_command(run), sample=f"minigpt sample {name}")
-        return 128 + outcome.signal
-    ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
-    best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
-    losses = f"validation loss {state.validation_loss:.4f}{best}"
-    notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    loss = state.best_loss or 0.0
-    notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
-    commands = {"sample": f"minigpt sample {name}", "look": f"minigpt inspect {name} --open"}
-    if prepared.config.model.is_recurrent:
-        commands["past"] = f"minigpt eval {name} --by-position"
-    commands["curves"] = f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip()
-    if prepared.is_only_text:
-        reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
-        if reached is not None and not (outcome.is_early or state.overfitting):
-            minutes = math.ceil(LONGER * state.seconds / 60)
-            notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
-            text = " ".join(map(shell_quote, prepared.config.data.source))
-            # Not a command that resumes: it would not lower the loss (docs/project/lab).
-            commands["longer"] = f"minigpt train {text} --minutes {minutes}"
-    if state.overfitting:
-        notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
-        notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
-    notice(f"The model is in {run}.")
-    _suggest(**commands)
-    return 0
-
-
-def _suggest(**commands: str) -> None:
-    """Print what to type next."""
-    notice(*(f"  {f'{what}:':8} {command}" for what, command in commands.items()))

@@ -1,6 +1,6 @@
 """Check that the checkpoints of runs have not changed since they were written, nor come from another run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from minigpt.errors import UserError, reason
@@ -10,12 +10,12 @@ from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
 
-def verify_runs(root: Path = RUNS) -> Iterator[dict[str, str | None]]:
-    """Check the checkpoints and frames of every run in `root`. Yield the `run`, `name` and `problem` of each.
+def verify_runs(runs: Iterable[Path] | None = None) -> Iterator[dict[str, str | None]]:
+    """Check the checkpoints and frames of runs, by default of all in runs/. Yield `run`, `name` and `problem` of each.
 
-    The problem of an intact checkpoint is None. Raises OSError if `root` cannot be read.
+    The problem of an intact checkpoint is None. Raises OSError if the folder cannot be read.
     """
-    for run in sorted(root / name for name in names_in(root)):
+    for run in runs or sorted(RUNS / name for name in names_in(RUNS)):
         try:
             if not is_run(run):
                 continue

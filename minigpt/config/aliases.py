@@ -1,4 +1,4 @@
-"""Names that nanoGPT and Hugging Face use for settings. They are not accepted, only suggested."""
+"""Names that nanoGPT and Hugging Face use for settings. They are options of `train` if their value means the same."""
 
 ALIASES = {
     # nanoGPT
@@ -15,6 +15,7 @@ ALIASES = {
     "max_new_tokens": "sample.length",
     "min_lr": "optim.min_lr (a fraction of the peak)",
     "seed": "train.seed",
+    "start": "sample.prompt",
     "vocab_size": "data.tokenizer (the vocabulary comes from the text)",
     "warmup_iters": "optim.warmup (a fraction of the run)",
     # Hugging Face

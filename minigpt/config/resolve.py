@@ -269,14 +269,6 @@ def from_yaml(text: str, origin: str) -> RunConfig:
     return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON schema for configuration files."""
-    tree = RunConfig.model_json_schema()
-    preset = {"type": "string", "description": "Shipped preset to start from. The other keys override its values."}
-    tree["properties"] = {"preset": preset, **tree["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
-
-
 def show(value: Any) -> str:
     """Format `value` on one line, as JSON but without quotes around strings."""
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
 """The memory of training: what a run needs, what is free, and what to do if it does not fit.
 
-`training_memory` is the one model of it. The checks before training and `minigpt plan` add up its parts, although a
+`training_memory` is the one model of it. The checks before training and `train --dry-run` add up its parts, although a
 step may not hold them all at the same time. The checks pass if the system does not report its free memory.
 """
 

@@ -198,7 +198,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
     """Load a checkpoint.
 
     Args:
-        run: The name or folder of a run, the folder of a checkpoint, or "last" for the newest run.
+        run: A run as in every command: "mine", "mine@400", "last", its folder, or the folder of a checkpoint.
         which: "best" (the default), "last", or a step.
 
     Raises:

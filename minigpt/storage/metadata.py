@@ -67,15 +67,6 @@ class TrainState:
         """The step of the checkpoint with the lowest validation loss, or of this checkpoint if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step
 
-    @property
-    def overfitting(self) -> bool:
-        """Whether the validation loss has risen since the best step while the training loss has fallen."""
-        losses = (self.train_loss, self.validation_loss, self.train_loss_at_best, self.best_loss)
-        if self.evaluations_since_best < 2 or None in losses:
-            return False
-        train, validation, train_at_best, best = (float(loss or 0) for loss in losses)
-        return validation > best and train < train_at_best
-
 
 class _Part(BaseModel):
     """Part of the metadata, with strict types and finite numbers. Unknown fields are ignored."""

@@ -59,8 +59,15 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     raise RunNotFoundError("; ".join(problems), tuple(run.name for run in runs[-8:]), name)
 
 
+def split_step(name: str) -> tuple[str, str | None]:
+    """Split "RUN@WHICH" into the run and which of its checkpoints is meant: a step, "best", "last" or None."""
+    folder, last = os.path.split(name)
+    run, _, which = last.rpartition("@")
+    return (os.path.join(folder, run), which) if run and not os.path.lexists(name) else (name, None)
+
+
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
-    """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
+    """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`, perhaps with "@WHICH".
 
     `which` is "best" (the default), "last" or the step of a checkpoint or frame.
 
@@ -68,6 +75,8 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         RunNotFoundError: There is no such run.
         CheckpointError: There is no such checkpoint.
     """
+    if which is None:
+        name, which = split_step(name)
     if which is None and is_checkpoint(name):
         return Path(name)
     if name == "last":  # skip runs that ended before their first checkpoint
@@ -195,6 +204,15 @@ def _discard(folder: Path) -> None:
         remove(folder / name)
     with suppress(OSError):  # someone has added or opened a file
         folder.rmdir()
+
+
+def remove_run(run: Path) -> None:
+    """Delete a run. Raise RunLockedError if it trains, and UserError if it has other files, which are kept."""
+    with lock(run):
+        _discard(run)
+    _discard(run)  # Windows cannot remove a locked file
+    if others := names_in(run):
+        raise UserError(f"kept {escape(run)}: it has other files, such as {escape(min(others))}")
 
 
 def _create_numbered(stem: str) -> Path:

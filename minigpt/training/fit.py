@@ -43,14 +43,10 @@ SHAPES = (
 """The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
 """FLOP of a run whose duration the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
-LEAST_FORECAST = 0.68
-"""The lowest loss for which the forecast was tested: a simple text may have no lower loss."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
 """Epochs of a small text over which weights should average their updates."""
-LONGER = 5
-"""`forecast` is about a run that takes so many times as long."""
 ENOUGH_VALIDATION = 50_000
 """Tokens needed to measure the validation loss to two digits."""
 
@@ -118,14 +114,3 @@ def dependent_settings(size: int, config: RunConfig) -> dict[str, Any]:
         "train.save_every": max(50, steps // 5),
         "train.patience": 4,
     }
-
-
-def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float | None:
-    """Return the loss in nats that a run of `LONGER` times the time would reach. None if not known.
-
-    Five times the time lowered the loss of three texts by 0.10 to 0.19, and by less after more epochs.
-    """
-    if loss < LEAST_FORECAST or steps >= most_steps(size, tokens_per_step):
-        return None
-    epochs = steps * tokens_per_step / size
-    return loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import ConfigError, JoinError, OtherProcessError, UserError, escape, reason
+from minigpt.errors import ConfigError, OtherProcessError, UserError, escape, reason
 from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
 
@@ -152,8 +152,7 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        JoinError: The other processes cannot be found.
-        UserError: Another process ends before or after training.
+        UserError: The other processes cannot be found, or one ends before or after training.
     """
     if not is_one_of_several():
         yield ONE
@@ -169,7 +168,7 @@ def join() -> Iterator[Processes]:
             processes.group = dist.new_group(timeout=PREPARING)
     except (ValueError, RuntimeError) as error:
         problem = f"cannot join the other processes (WORLD_SIZE={escape(size)}): {reason(error).splitlines()[0][:200]}"
-        raise JoinError(problem) from error
+        raise UserError(f"{problem}; use torchrun, or unset WORLD_SIZE to train in one process") from error
     try:
         yield processes
         processes.gather(None)  # a process that ends early would look like one that failed

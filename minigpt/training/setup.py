@@ -21,7 +21,7 @@ from minigpt.errors import (
 from minigpt.model.device import pick_device
 from minigpt.storage.checkpoint import Checkpoint, changed_settings, read_without_weights
 from minigpt.storage.metadata import verify
-from minigpt.storage.runs import checkpoint_steps, step_folder
+from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
 from minigpt.training.fit import FITTED, WORK, fit, val_fraction
 from minigpt.training.parallel import check_count
@@ -60,12 +60,6 @@ class PreparedRun:
     measured: Mapping[str, float] | None = None
     """What was measured to choose the settings. It is recorded in the run."""
 
-    @property
-    def is_only_text(self) -> bool:
-        """Whether the user gave at most texts that can be read again, and a time for training."""
-        chosen = {key for _, values in self.sources for key in values}
-        return self.is_fitted and chosen <= {"data.source"} and "-" not in self.config.data.source
-
 
 def prepare_run(
     text: Sequence[str] = (),
@@ -76,7 +70,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Prepare a new run on `text`, on the text of a preset, or on `builtin:python`.
 
-    Without a preset, fit the settings to the text.
+    Without a shipped preset, fit what is not set to the text.
 
     Args:
         text: Sources of text.
@@ -89,7 +83,8 @@ def prepare_run(
         ConfigError: Settings are wrong, or would change the model of `start`.
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
-    sources, is_fitted = _gather(text, preset, assignments, start, processes), preset is None
+    sources = _gather(text, preset, assignments, start, processes)
+    is_fitted = not any(label.startswith(presets.PRESET) for label, _ in sources)
     resolved = resolve.resolve(*sources, complete=not is_fitted)
     _check_processes(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
@@ -143,7 +138,7 @@ def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -
 
 def _default_work(device: str) -> float:
     """Return the FLOP of a run whose duration the user leaves to minigpt."""
-    # The device is perhaps not here: `plan` is about any. A Mac's GPU is slower.
+    # The device is perhaps not here, which is checked later. A Mac's GPU is slower.
     is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")
     return WORK["gpu" if is_gpu else "cpu"]
 
@@ -213,7 +208,8 @@ def prepare_resume(
     checkpoint, notices = newest or newest_intact(run)
     if checkpoint.metadata.imported:
         raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
-    if problem := changed_settings(run, checkpoint.path):
+    is_newest = checkpoint.metadata.step == newest_step(run)
+    if is_newest and (problem := changed_settings(run, checkpoint.path)):
         notices.append(f"{problem}; using the checkpoint's settings")
     overrides = resolve.parse_overrides(assignments)
     config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
@@ -237,8 +233,14 @@ def _check_processes(config: RunConfig, processes: int) -> None:
         raise TextError(f"{processes} processes cannot share standard input; save the text to a file")
 
 
-def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, without weights, and a line for each newer checkpoint that is damaged."""
+def newest_intact(run: Path, which: str | None = None) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint, without weights, and a line for each newer checkpoint that is damaged.
+
+    Only look at the checkpoint `which`, as in `find_checkpoint`, if it is given.
+    """
+    if which is not None:
+        verify(path := find_checkpoint(str(run), which))
+        return read_without_weights(path), []
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:

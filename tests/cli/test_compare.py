@@ -49,7 +49,10 @@ def copy(rivals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_the_table_has_a_row_per_setting_and_the_best_first(cli: Cli) -> None:
-    *notes, head, first, second = cli("compare", "half", "gpt-1", "gpt-2").out.splitlines()
+    table, settings = cli("compare", "half", "gpt-1", "gpt-2").out.split("\n\n")
+    assert "model.context  " in settings
+    assert "train.seed" not in settings
+    *notes, head, first, second = table.splitlines()
     rows = [first, second]
     assert head.split("  ")[0] == "run"
     assert "contexts differ" in notes[0]

@@ -5,7 +5,6 @@ import re
 from command_line import Cli
 
 from minigpt.config.resolve import fields
-from minigpt.config.schema import RunConfig
 
 
 def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
@@ -15,7 +14,3 @@ def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
     assert rows["model.n_embd"].split() == ["32", "preset", "tiny"]
     assert rows["optim.name"].split() == ["muon", "default"]
     assert set(rows) - {"setting"} == set(fields())
-
-
-def test_schema_has_every_section(cli: Cli) -> None:
-    assert set(cli("config", "schema").json["properties"]) == {"preset", *RunConfig.model_fields}

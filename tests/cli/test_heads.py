@@ -119,7 +119,6 @@ def test_a_run_whose_text_is_missing_generates_one(cli: Cli, folder: Path, tmp_p
         (["--text", ""], "empty"),
         (["--text", "a", "--val", 0], "mutually exclusive"),
         (["--val", 10_000], "184 tokens"),
-        (["--checkpoint", "77"], "77"),
         (["--json"], "--table and --json are mutually exclusive"),
         (["-o", "page.html"], "--table and --out are mutually exclusive"),
         (["--open"], "--table and --open are mutually exclusive"),
@@ -146,5 +145,5 @@ def test_outputs_never_overwrite_a_run_or_its_text(cli: Cli, folder: Path) -> No
     for out in [*kept, folder / "verse.txt"]:
         for command in (["inspect", "-o"], ["sample", "-l", 3, "-o"]):
             assert cli(*command, out).error.startswith(f"cannot write {out}: ")
-    assert cli("inspect", "--file", "x", "-o", "x").error.startswith("cannot write x: ")
+    assert cli("inspect", "--file", "verse.txt", "-o", "verse.txt").error.startswith("cannot write verse.txt: ")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -39,10 +39,10 @@ def follow(arguments: list[str], line: str) -> list[str]:
     [
         "train latin.txt -s train.steps=1",
         "data info latin.txt",
-        "eval last latin.txt --unknown skip",
-        "sample --prompt-file latin.txt --unknown skip -l 1",
+        "eval --file latin.txt --unknown skip",
+        "sample --file latin.txt --unknown skip -l 1",
         "sample -p é -l 1",
-        "eval last strange.txt",
+        "eval --file strange.txt",
         "train verse.txt --name verse-1 -s train.steps=8",
         "train --resume verse-1",
         "train tiny",
@@ -66,11 +66,11 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
     [
         (DownloadError("p", Path("a b.zip")), "train", "download it yourself and save it as 'a b.zip'"),
         (RunNotFoundError("p", ("a", "my run")), "sample", "available runs: a, 'my run'"),
-        (CheckpointError("p", RUN), "sample", "to check its other checkpoints: minigpt runs --verify"),
+        (CheckpointError("p", RUN), "sample", "to check its other checkpoints: minigpt runs verify 'my run'"),
         (
             CheckpointError("p", Path("/x/y z/a")),
             "eval",
-            "to check its other checkpoints: minigpt runs '/x/y z' --verify",
+            "to check its other checkpoints: minigpt runs verify '/x/y z/a'",
         ),
         (CheckpointError("p", RUN), "runs", ""),
         (
@@ -112,16 +112,16 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
     [
         ("train verse-1", "no text is named 'verse-1'; it is a run; to resume it: minigpt train --resume verse-1"),
         ("train runs/verse-1", "it is a run; to resume it: minigpt train --resume verse-1"),
-        ("eval last verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
-        ("plan verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
-        ("runs verse-1", "verse-1 is a run; to list all: minigpt runs"),
-        ("board verse-1", "verse-1 is a run; to see its curves: minigpt board runs/verse-1"),
-        ("eval verse.txt", "it is a text; name the run first: minigpt eval last verse.txt"),
+        ("train verse-1@2", "it is a run; to resume it: minigpt train --resume verse-1@2"),
+        ("eval --file verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
+        ("runs --in verse-1", "verse-1 is a run; to list all: minigpt runs"),
+        ("board --in verse-1", "verse-1 is a run; to see its curves: minigpt board --in runs/verse-1"),
+        ("eval verse.txt", "it is a text; to evaluate on it: minigpt eval --file verse.txt"),
         ("train nothing", "'-' (standard input), builtin:NAME or download:NAME"),
         ("train vers.txt", "did you mean verse.txt?"),
         *(
             (f"{command} verse.txt", "it is a text; train on it first: minigpt train verse.txt")
-            for command in ("sample", "runs", "train --resume")
+            for command in ("sample", "runs show", "train --resume")
         ),
     ],
 )
@@ -152,19 +152,23 @@ def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("import verse.txt", "no command is named 'verse.txt'; see minigpt import --help"),
-        ("course verse.txt", "no command is named 'verse.txt'; see minigpt course --help"),
-        ("course list", "no command is named 'list'; see minigpt course --help"),
+        ("course verse.txt", "verse.txt is a text; to check it: minigpt course check 1 verse.txt"),
+        ("data verse.txt", "verse.txt is a text; to describe it: minigpt data info verse.txt"),
+        ("runs verse-1@2", "verse-1@2 is a run; to show it: minigpt runs show verse-1@2"),
+        ("runs mine", "no command is named 'mine'; there are show, rm, verify, replay; see minigpt runs --help"),
+        ("runs --json show", "--json is an option of runs; options of show follow it; see minigpt runs show --help"),
+        ("course list", "no command is named 'list'; there are text, run, check; see minigpt course --help"),
         ("course chek", "no command is named 'chek'; did you mean check?; see minigpt course --help"),
         ("sampel", "no command is named 'sampel'; did you mean sample?; see minigpt --help"),
         ("verse.txt", "verse.txt is a text; to train on it: minigpt train verse.txt"),
         ("verse-1", "verse-1 is a run; to generate text: minigpt sample verse-1"),
         ("sample --preview 3", "No such option: --preview; see minigpt sample --help"),
-        ("sample --max-new-tokens 3", "no option is named --max-new-tokens; use --length; see minigpt sample --help"),
-        ("config show --name x", "No such option: --name (Possible options: --yaml); see minigpt config show --help"),
         (
-            "config show --n-layer 3",
-            "no option is named --n-layer; it is a setting: --set model.n_layer=VALUE; see minigpt config show --help",
+            "config show --warmup-steps 9",
+            (
+                "no option is named --warmup-steps; its setting is optim.warmup (a fraction of the run); "
+                "see minigpt config show --help"
+            ),
         ),
         ("sample --debug", "--debug comes before the command; see minigpt sample --help"),
         ("--debug sampel", "no command is named 'sampel'; did you mean sample?; see minigpt --help"),

@@ -99,14 +99,14 @@ def test_open_shows_the_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 
-    def steps(*options: str) -> list[int]:
-        assert cli("inspect", "verse", *options, "-o", page).code == 0
+    def steps(*options: str, run: str = "verse") -> list[int]:
+        assert cli("inspect", run, *options, "-o", page).code == 0
         return [model["step"] for model in page_data(page)["models"]]
 
     assert steps() == steps("--steps", "2") == [4, 2]
-    assert steps("--compare", "verse") == [4, 2, 4]
+    assert steps("--with", "verse") == [4, 2, 4]
     assert steps("--steps", "none") == [4]
-    assert steps("--checkpoint", "2") == [2, 4]
+    assert steps(run="verse@2") == [2, 4]
     assert steps("--steps", "4") == [4]
 
 
@@ -239,7 +239,7 @@ def test_without_its_text_a_run_is_shown_on_generated_text(
         (["--steps", "3"], "no weights of step 3; the run has 2, 4"),
         (["--steps", "one"], "--steps one: "),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
-        (["--compare", "nothing"], "nothing"),
+        (["--with", "nothing"], "nothing"),
         (["--text", ""], "empty"),
     ],
 )
@@ -266,11 +266,11 @@ def test_a_quarantined_checkpoint_has_a_page(cli: Cli, tmp_path: Path) -> None:
     assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4, 2]
 
 
-@pytest.mark.parametrize("command", ["inspect verse --compare", "inspect"])
+@pytest.mark.parametrize("command", ["inspect verse --with", "inspect"])
 def test_the_error_of_a_damaged_run_names_the_command_that_checks_it(cli: Cli, tmp_path: Path, command: str) -> None:
     other = tmp_path / "other"
     shutil.copytree("runs/verse", other)
     (other / "checkpoints/step-00000004/tokenizer.json").write_bytes(b"\xff")
     error = cli(*command.split(), other).error
     assert "tokenizer.json" in error
-    assert error.endswith(f"minigpt runs {tmp_path} --verify")
+    assert error.endswith(f"minigpt runs verify {other}")

@@ -31,12 +31,9 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         ("verse.txt", "verse.txt is a text; to train on it: minigpt train verse.txt$"),
         ("verse-1", "verse-1 is a run; to generate text: minigpt sample verse-1$"),
         ("compare", "for example: minigpt compare .*; see .*minigpt compare --help$"),
-        ("data get", "for example: minigpt data get shakespeare; see .*minigpt data get --help$"),
-        ("train --lr 1", r"^minigpt: no option is named --lr; it is a setting: --set optim\.lr=VALUE;"),
+        ("data info", "for example: minigpt data info my.txt; see .*minigpt data info --help$"),
         ("train --minutes abc", "--minutes is abc, but should be a number; see .*minigpt train --help$"),
-        ("sample --max-new-tokens 3", "use --length;"),
         ("train --set", "Option '--set' requires an argument;"),
-        ("train --batch-size 2", r"--set train\.batch_size=VALUE"),
         ("train --nmae x", "--nmae.*--name"),
         ("sample one two", "two"),
         ("sample --unknown ignore", "--unknown.*skip"),
@@ -71,11 +68,19 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments:
         ("train --resume last", "minigpt train"),
         ("train --resume x --name y", "--set"),
         ("sample", "minigpt train"),
-        ("sample -p a --prompt-file good.txt", "--prompt-file"),
+        ("sample -p a --file good.txt", "--file"),
+        ("sample -i -n 2", "--interactive"),
         ("eval", "minigpt train"),
         ("runs", "minigpt train"),
+        ("runs rm nobody", "minigpt train"),
         ("board", "minigpt train"),
-        ("data get nonsense", "shakespeare"),
+        ("data info download:nonsense", "shakespeare"),
+        ("import ckpt.pt", "minigpt import ckpt.pt --file TEXT"),
+        ("import stories --file good.txt", "leave out --file"),
+        ("export --to hf -o -", "name one: -o FOLDER"),
+        ("train good.txt --n-layer x", "n_layer"),
+        ("train good.txt --n-layer", "n_layer"),
+        ("train good.txt --name a@4", "'a@4' is not a valid run name"),
         ("data info good.txt --encoding utf-9", "utf-9"),
         ("train good.txt -s model.n_layer=1000000000", "n_layer"),
         ("train good.txt -s runtime.threads=99999", "threads"),
@@ -148,22 +153,14 @@ def help_of(command: Any) -> str:
 def test_settings_are_described_in_a_table(cli: Cli) -> None:
     lines = cli("config", "settings").out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(fields())
-    assert list(cli("config", "settings", "--json").json) == list(fields())
+    assert [row["setting"] for row in cli("config", "settings", "--json").json] == list(fields())
 
 
 def test_lists_name_every_preset_and_text(cli: Cli) -> None:
     texts = [*(f"builtin:{name}" for name in BUILTINS), *(f"download:{name}" for name in downloads())]
-    assert list(cli("config", "list", "--json").json) == list(presets())
-    assert [row["name"] for row in cli("data", "list", "--json").json] == texts
     for command, names in (("config", presets()), ("data", texts)):
+        assert [row["name"] for row in cli(command, "list", "--json").json] == list(names)
         assert [line.split()[0] for line in cli(command, "list").out.splitlines()[1:]] == list(names)
-
-
-def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
-    shown = cli("config", "show", "-c", "tiny", "-s", "train.steps=7", "--yaml")
-    Path("mine.yaml").write_text(shown.out, encoding="utf-8")
-    assert cli("config", "show", "-c", "mine.yaml", "--yaml").out == shown.out
-    assert "steps: 7" in shown.out
 
 
 def test_shells_complete_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +173,7 @@ def test_these_commands_start_without_torch(home: Path) -> None:
     """Importing torch takes a second, and the other modules a tenth each."""
     commands = [
         *["--help", "--version", "train --help", "sample --help", "runs", "runs --json", "data list"],
-        *["config list", "config show -c tiny", "config schema", "data info verse.txt"],
+        *["config list", "config show -c tiny", "config settings", "data info verse.txt"],
         *["train --minutes -1", "train --resume auto", "sample -l 3"],
     ]
     code = f"""
@@ -216,7 +213,7 @@ def test_results_that_are_not_finite_are_one_line(cli: Cli, run: Path, command: 
 
 def test_a_harmless_overflow_prints_no_warning(run: Path) -> None:
     scale_weights(run, 1e10)
-    done = process("sample", "-l", "3")
+    done = process("sample", "-l", "3", "--seed", "1")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -257,7 +254,7 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize(
     ("arguments", "module"),
-    [("runs", "minigpt.cli.app"), ("runs", "pydantic"), ("sample", "numpy"), ("train verse.txt", "torch")],
+    [("runs", "minigpt.cli.app"), ("sample", "numpy"), ("train verse.txt", "torch")],
 )
 def test_ctrl_c_in_an_import_has_no_traceback(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
     """Before a command begins, Ctrl-C ends the process: a shell shows the code 130."""

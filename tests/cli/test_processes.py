@@ -270,7 +270,7 @@ def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, wrong: s
     (line,) = done.stderr.splitlines()
     assert re.match("minigpt: (process 2: )?cannot join the other processes .WORLD_SIZE=2.: ", line)
     assert f"{wrong}=2 must be less" in line if value else wrong in line
-    assert line.endswith("start them with torchrun; to train in one process, unset WORLD_SIZE")
+    assert line.endswith("use torchrun, or unset WORLD_SIZE to train in one process")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,12 +1,13 @@
 """`minigpt runs` and `minigpt board`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import SMALL, VERSE, Cli
 
-from minigpt.cli.board import IMAGES
+from minigpt.storage.runs import checkpoint_steps, lock
 
 
 def test_runs_lists_the_newest_run_last(cli: Cli, at_home: Path) -> None:
@@ -24,30 +25,41 @@ def test_many_texts_are_shortened_in_the_table_only(cli: Cli, empty_folder: Path
         Path(name).write_text(VERSE, encoding="utf-8")
     assert cli("train", *names, *SMALL, "-s", "train.steps=1", "--name", "a").code == 0
     assert "  verse0.txt + verse...e6.txt + verse7.txt  " in cli("runs").out
-    assert cli("runs", "--json").json[0]["corpus"] == " + ".join(names)
-
-
-def test_diff_shows_every_setting_that_differs(cli: Cli, empty_folder: Path) -> None:
-    Path("verse.txt").write_text(VERSE, encoding="utf-8")
-    settings = {"a": ["data.encoding=utf-8"], "b": ["data.encoding=latin-1", "sample.seed=7", "train.patience=9"]}
-    for name, chosen in settings.items():
-        options = [word for setting in chosen for word in ("-s", setting)]
-        assert cli("train", "verse.txt", *SMALL, "-s", "train.steps=1", "--name", name, *options).code == 0
-    head, *rows = [line.split() for line in cli("runs", "--diff").out.splitlines()]
-    assert head == ["run", "step", "best", "loss", "encoding", "patience", "seed"]
-    assert [[row[0], *row[3:]] for row in rows] == [["a", "utf-8", "4", "1337"], ["b", "latin-1", "9", "7"]]
-    assert cli("train", "verse.txt", *SMALL, "-s", "train.steps=1", "--name", "c", "-s", "train.seed=8").code == 0
-    assert {"train.seed", "sample.seed"} <= set(cli("runs", "--diff").out.split())
+    assert cli("runs", "--json").json[0]["text"] == " + ".join(names)
 
 
 def test_without_runs_json_is_an_empty_list_and_text_an_error(cli: Cli, empty_folder: Path) -> None:
     assert cli("runs", "--json").json == []
     assert "minigpt train" in cli("runs").error
-    for option in ("--json", "--verify", "--diff"):
-        assert (
-            cli("runs", "none", option).error
-            == f"folder {Path.cwd() / 'none'} does not exist; to start one: minigpt train"
-        )
+    error = f"folder {Path.cwd() / 'none'} does not exist; to start one: minigpt train"
+    assert cli("runs", "--in", "none").error == cli("runs", "--in", "none", "--json").error == error
+
+
+def test_show_prints_losses_command_size_and_changed_settings(cli: Cli, at_home: Path) -> None:
+    facts = cli("runs", "show", "verse-1", "--json").json
+    shown = cli("runs", "show").out
+    assert (facts["name"], facts["step"], facts["settings"]["model.n_embd"]) == ("verse-1", 4, 16)
+    assert facts["commands"][0][1:3] == ["train", "verse.txt"]
+    assert facts["bytes"] == sum(file.stat().st_size for file in Path("runs/verse-1").rglob("*") if file.is_file())
+    assert f"best {facts['best_loss']:.4f} at step {facts['best_step']}" in shown
+    assert "command      minigpt train verse.txt -s model.n_layer=1 " in shown
+    assert re.search(r"^train\.steps +4 ", shown, re.MULTILINE)
+    assert cli("runs", "show", "verse-1@2", "--json").json["step"] == 2
+
+
+def test_rm_deletes_what_training_wrote(cli: Cli, run: Path) -> None:
+    assert "add --force" in cli("runs", "rm", "verse-1").error
+    with lock(run):
+        assert "run verse-1 is in use" in cli("runs", "rm", "verse-1", "--force").error
+    for no in (b"", b"\n", b"n\n"):
+        done = cli("runs", "rm", "verse-1", stdin=no, is_terminal=True)
+        assert (done.code, done.err) == (1, "delete runs/verse-1? [y/N] minigpt: nothing was deleted\n")
+    assert checkpoint_steps(run) == [2, 4]
+    (run / "notes.txt").touch()
+    kept = cli("runs", "rm", "verse-1", stdin=b"y\n", is_terminal=True).err
+    assert kept.endswith("kept runs/verse-1: it has other files, such as notes.txt\n")
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    assert "no run is named" in cli("runs", "rm", "verse-1", "--force").error
 
 
 def test_a_run_with_nothing_but_checkpoints_was_trained_when_they_were_saved(cli: Cli, run: Path) -> None:
@@ -67,4 +79,3 @@ def test_board_passes_its_options_to_tensorboard(cli: Cli, empty_folder: Path, m
     chosen, default = flags
     assert (chosen.logdir, chosen.port, chosen.host) == ("runs", 7000, "localhost")
     assert default.port is None  # TensorBoard looks for a free one
-    assert default.samples_per_plugin == {"images": IMAGES}

@@ -21,6 +21,7 @@ from minigpt.sampling import generate as sampling
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import reload_dataset
 
+SEED = ("--seed", 3)
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
@@ -36,10 +37,10 @@ def test_a_seed_repeats_a_sample(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "run", ["verse-1", "runs/verse-1", "runs/verse-1/", "last", "runs/verse-1/checkpoints/step-00000004"]
 )
-def test_a_run_is_found_by_name_folder_and_last(cli: Cli, at_home: Path, run: str) -> None:
-    wanted = cli("sample", at_home / "runs/verse-1", "--checkpoint", 4, "-l", 5)
+def test_a_run_is_found_by_name_folder_and_last(cli: Cli, run: str) -> None:
+    wanted = cli("sample", "verse-1@4", *SEED, "-l", 5)
     assert wanted.code == 0
-    assert cli("sample", run, "-l", 5) == wanted
+    assert cli("sample", run, *SEED, "-l", 5) == wanted
 
 
 def test_a_copy_of_a_checkpoint_is_enough(
@@ -49,16 +50,16 @@ def test_a_copy_of_a_checkpoint_is_enough(
     for file in original.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert cli("sample", ".", "-l", 9).out == cli("sample", original, "-l", 9).out
+    assert cli("sample", ".", *SEED, "-l", 9).out == cli("sample", original, *SEED, "-l", 9).out
 
 
 def test_the_prompt_comes_from_an_option_a_file_or_standard_input(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("and summer", encoding="utf-8")
     (tmp_path / "p.gz").write_bytes(gzip.compress(b"and summer"))
-    wanted = cli("sample", "-p", "and summer", "-l", 5)
-    assert cli("sample", "--prompt-file", tmp_path / "p.txt", "-l", 5) == wanted
-    assert cli("sample", "--prompt-file", tmp_path / "p.gz", "-l", 5) == wanted
-    assert cli("sample", "--prompt-file", "-", "-l", 5, stdin=b"and summer") == wanted
+    wanted = cli("sample", *SEED, "-p", "and summer", "-l", 5)
+    assert cli("sample", *SEED, "--file", tmp_path / "p.txt", "-l", 5) == wanted
+    assert cli("sample", *SEED, "--file", tmp_path / "p.gz", "-l", 5) == wanted
+    assert cli("sample", *SEED, "--file", "-", "-l", 5, stdin=b"and summer") == wanted
     assert len(cli("sample", "-p", "", "-l", 5).out) == 5 + 1
 
 
@@ -87,25 +88,25 @@ def test_a_text_in_place_of_a_run_gets_the_hint_to_use_a_prompt(cli: Cli) -> Non
 
 
 def test_json_is_one_document_with_log_probabilities(cli: Cli, tmp_path: Path) -> None:
-    arguments = ["sample", "--json", "-p", "do", "-n", 3, "-l", 7, "--top-k", 5]
+    arguments = ["sample", *SEED, "--json", "-p", "do", "-n", 3, "-l", 7, "--top-k", 5]
     found = cli(*arguments).json
     assert (found["prompt"], len(found["samples"])) == ("do", 3)
     assert (found["settings"]["length"], found["settings"]["top_k"]) == (7, 5)
     for sample in found["samples"]:
-        assert sample["text"] == "".join(text for text, _ in sample["characters"])
+        assert sample["text"] == "".join(char["text"] for char in sample["characters"])
         assert len(sample["characters"]) == 7
-        assert all(-math.inf < logprob <= 0 for _, logprob in sample["characters"])
+        assert all(-math.inf < char["logprob"] <= 0 for char in sample["characters"])
     to_file = cli(*arguments, "-o", tmp_path / "s.json")
     assert (to_file.code, to_file.out) == (0, "")
     assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == found
 
 
 def test_several_samples_are_separated_and_can_go_to_a_file(cli: Cli, tmp_path: Path) -> None:
-    shown = cli("sample", "-n", 3, "-l", 6, "-p", "do").out
+    shown = cli("sample", *SEED, "-n", 3, "-l", 6, "-p", "do").out
     parts = shown.removesuffix("\n").split("\n--------\n")
     assert len(parts) == 3
     assert all(part.startswith("do") and len(part) == 8 for part in parts)
-    assert cli("sample", "-n", 3, "-l", 6, "-p", "do", "-o", tmp_path / "s.txt").out == ""
+    assert cli("sample", *SEED, "-n", 3, "-l", 6, "-p", "do", "-o", tmp_path / "s.txt").out == ""
     assert (tmp_path / "s.txt").read_bytes().decode() == shown
 
 
@@ -115,7 +116,7 @@ def test_a_file_that_cannot_be_written_is_reported_before_the_model_is_loaded(
     (tmp_path / "file").write_text("kept")
     monkeypatch.setattr("minigpt.storage.checkpoint.load_checkpoint", lambda *_: pytest.fail("loaded"))
     problems = {
-        tmp_path: "it is a folder; name a file",
+        tmp_path: "Is a directory",
         tmp_path / "file/x": "Not a directory",
         tmp_path / "no/x": "No such file",
     }
@@ -139,7 +140,7 @@ def test_sample_opens_no_file_that_the_checkpoint_names(cli: Cli, monkeypatch: p
 
 
 def test_ctrl_c_keeps_the_text_generated_so_far(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments, out = ["sample", "--json", "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
+    arguments, out = ["sample", *SEED, "--json", "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
     generate = sampling.generate
 
     def texts() -> list[str]:
@@ -161,9 +162,9 @@ def test_ctrl_c_keeps_the_text_generated_so_far(cli: Cli, tmp_path: Path, monkey
 
 
 def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
-    whole = cli("sample", "-p", "", "-l", 60, "-t", 1).out.removesuffix("\n")
+    whole = cli("sample", "-p", "", "-l", 60, *SEED).out.removesuffix("\n")
     stop = whole[20:22]
-    shown = cli("sample", "-p", "", "-l", 60, "-t", 1, "--stop", "never", "--stop", stop).out
+    shown = cli("sample", "-p", "", "-l", 60, *SEED, "--stop", "never", "--stop", stop).out
     assert shown == whole[: whole.index(stop)] + "\n"
 
 
@@ -172,7 +173,7 @@ def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
     [
         *[("-t", "-1"), ("-t", "nan"), ("-t", "inf"), ("-l", "0"), ("--top-p", "2"), ("--top-p", "0")],
         *[("--top-k", "-1"), ("--min-p", "1.5"), ("--seed", "-1")],
-        *[("--checkpoint", "nonsense"), ("--checkpoint", "3"), ("--checkpoint", "-1"), ("--prompt-file", "nosuch")],
+        ("--file", "nosuch"),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it(cli: Cli, option: str, value: str) -> None:
@@ -199,7 +200,7 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
 
 @pytest.mark.parametrize("name", ["verse-1", "cjk"])
 def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str) -> None:
-    command = ["sample", name, "--copied", "-l", 30, "-n", 2]
+    command = ["sample", name, *SEED, "--copied", "-l", 30, "-n", 2]
     document = cli(*command, "--json").json
     loaded = load_checkpoint(name)
     data = reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
@@ -210,11 +211,13 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
     total = sum(len(sample["text"]) for sample in document["samples"])
     assert document["copied"]["samples"]["characters"] == total
     if name == "verse-1":  # two lines that repeat: an excerpt of 30 characters is all in the training text
-        assert document["copied"]["validation"]["shares"] == {"10": 1.0, "20": 1.0, "40": 0.0}
+        assert document["copied"]["validation"]["shares"] == [
+            {"least": least, "share": share} for least, share in ((10, 1.0), (20, 1.0), (40, 0.0))
+        ]
     done = cli(*command)
-    assert done.out.startswith(cli("sample", name, "-l", 30, "-n", 2).out)
-    for least, share in document["copied"]["samples"]["shares"].items():
-        assert re.search(rf"^copied in runs of {least}\+ +{share:.1%} ", done.out, re.M)
+    assert done.out.startswith(cli("sample", name, *SEED, "-l", 30, "-n", 2).out)
+    for row in document["copied"]["samples"]["shares"]:
+        assert re.search(rf"^copied in runs of {row['least']}\+ +{row['share']:.1%} ", done.out, re.M)
 
 
 def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

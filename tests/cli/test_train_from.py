@@ -95,8 +95,7 @@ def test_a_run_starts_from_the_weights_that_sample_uses(cli: Cli, name: str) -> 
     assert any(not np.array_equal(last.weights[key], old.weights[key]) for key in old.weights)
     assert untrained_warning(first) is None
     assert [row["origin"] and row["origin"]["run"] for row in cli("runs", "--json").json][-1] == name
-    assert f"{name} step {old.metadata.step}" in cli("runs", "--diff").out
-    assert cli("runs", "--verify").code == 0
+    assert cli("runs", "verify").code == 0
 
 
 def test_a_run_that_only_gets_worse_keeps_the_weights_it_started_from(cli: Cli) -> None:
@@ -170,9 +169,9 @@ def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli)
         (["other.txt", "-s", "model.nlayer=3"], "model.nlayer: unknown setting; did you mean model.n_layer?"),
         (
             ["other.txt", "--unknown", "skip", "-s", "data.unknown=error"],
-            "--unknown and --set data.unknown are the same setting; remove one of them",
+            "data.unknown is set twice; remove one of the options",
         ),
-        (["other.txt", "-s", "data.source=short.txt"], "TEXT and --set data.source are the same setting"),
+        (["other.txt", "-s", "data.source=short.txt"], "data.source is set twice"),
         (["short.txt"], "the context of the model is 16 tokens, and the text has 13 training tokens"),
         ([], "--from needs a text to train on: minigpt train TEXT --from RUN"),
         (["--resume", "modern"], "--resume keeps the text, configuration and name of the run"),

@@ -1,4 +1,4 @@
-"""`minigpt runs --verify`: each damaged checkpoint is named, and a kill leaves none."""
+"""`minigpt runs verify`: each damaged checkpoint is named, and a kill leaves none."""
 
 import errno
 import os
@@ -46,16 +46,16 @@ def flip(path: Path, place: float = 0.5) -> None:
 
 
 def test_what_training_wrote_is_intact(cli: Cli, run: Path) -> None:
-    done = cli("runs", "--verify")
+    done = cli("runs", "verify")
     assert (done.code, done.out) == (0, "4 checkpoints of 2 runs are intact\n")
-    found = cli("runs", "--verify", "--json").json
+    found = cli("runs", "verify", "--json").json
     assert [(item["run"], item["name"]) for item in found] == [(name, what) for name in "ab" for what in CHECKED]
     assert {item["problem"] for item in found} == {None}
 
 
 def test_without_runs_nothing_is_damaged(cli: Cli) -> None:
-    assert cli("runs", "--verify", "--json").json == []
-    done = cli("runs", "--verify")
+    assert cli("runs", "verify", "--json").json == []
+    done = cli("runs", "verify")
     assert (done.code, done.out) == (0, "")
     assert done.err == f"there are no runs in {Path('runs').absolute()}\n"
 
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", denied)
-    done, verified = cli("sample", "a"), cli("runs", "--verify")
+    done, verified = cli("sample", "a"), cli("runs", "verify")
     assert re.fullmatch(f"minigpt: {refused}\\S*: Permission denied\n", done.err)
     assert (verified.code, "Permission denied" in verified.out + verified.err) == (1, True)
     if folder != ".":
@@ -122,9 +122,9 @@ def test_a_huge_file_and_weights_of_another_run_are_named(
 def test_each_damaged_checkpoint_is_named(cli: Cli, run: Path) -> None:
     flip(run / "checkpoints/step-00000002/model.safetensors")
     (run / "checkpoints/step-00000004/optimizer.safetensors").unlink()
-    done = cli("runs", "--verify")
+    done = cli("runs", "verify")
     assert (done.code, done.err) == (1, "minigpt: 2 of 4 checkpoints have a problem\n")
     first, second = done.out.splitlines()[1:]
     assert re.fullmatch(r"b +step-00000002 .*model\.safetensors has changed since it was saved", first)
     assert re.fullmatch(r"b +step-00000004 .*optimizer state is missing", second)
-    assert cli("runs", "--verify", "--json").code == 1
+    assert cli("runs", "verify", "--json").code == 1

@@ -42,7 +42,7 @@ SAMPLE, EVAL, RESUME = (
     ["eval", "r", "--device", "cpu"],
     ["train", "--resume", "r", "-s", "train.steps=5"],
 )
-RUNS, VERIFY = ["runs"], ["runs", "--verify"]
+RUNS, VERIFY = ["runs"], ["runs", "verify"]
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ SMALL_LESSON = (
     *("runtime.dtype=float32", "runtime.device=cpu", "runtime.compile=false", "runtime.threads=1"),
 )
 TEXT = "All work and no play makes Jack a dull boy, said the class of def and print.\n" * 40
-NOT_RUN = ("download:", "data get", "board")
+NOT_RUN = ("download:", "board")
 """Parts of commands that need a network or wait for Ctrl-C. Other tests run them."""
 
 
@@ -90,18 +90,19 @@ def workplace(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def run(command: str) -> None:
     """Run a line after `minigpt`. If it trains or measures, make it short."""
-    words = shlex.split(re.sub(r"train\.epochs=\d+", "train.epochs=0.01", command.partition(" > ")[0]))
-    if words[0] == "train" and words[-2:] != ["--resume", "auto"] and "--resume" in words:
-        run_name = words[words.index("--resume") + 1]
-        words += ["-s", f"train.steps={(newest_step(find_run(run_name)) or 0) + 2}"]
-    elif words[0] == "train":
+    line, steps = command.partition(" > ")[0].replace("@400", "@last"), 2
+    resumed = re.search(r"--resume (?!auto)([\w-]+)", line)
+    if resumed:
+        steps += newest_step(find_run(resumed[1])) or 0
+    line = re.sub(r"--(steps |max_iters=)\d+", f"--steps {steps}", line)
+    words = shlex.split(re.sub(r"--epochs \d+", "--epochs 0.01", line))
+    if words[0] == "train" and not {"--steps", "--epochs", "--minutes"} & {*words}:
+        words += ["-s", f"train.steps={steps}"]
+    if words[0] == "train" and not resumed:
         words += (
             [] if any("lstm" in word for word in words) else ["-s", "model.n_head=2"]
         )  # a recurrent network has no heads
         words += [*SHORT, "-s", "data.source=my.txt"] if words[1:2] in (["--config"], ["-c"]) else SHORT
-        words += [] if "=0.01" in " ".join(words) or "--minutes" in words else ["-s", "train.steps=2"]
-    elif words[0] == "plan":
-        words += ["-s", "model.n_head=2", *SHORT]
     result = CliRunner().invoke(app, words, input=TEXT)
     if isinstance(result.exception, UserError):
         pytest.fail(f"minigpt {command}: {result.exception}")
@@ -183,7 +184,8 @@ def test_all_kinds_of_blocks_are_found() -> None:
 def parse(command: str) -> dict[str, Any]:
     """Parse a line after `minigpt` without running it; return the options and arguments."""
     words, found = shlex.split(command.partition(" > ")[0]), typer.main.get_command(app)
-    while hasattr(found, "commands"):
+    name = ""
+    while words and hasattr(found, "commands"):
         name = words.pop(0)
         assert name in found.commands, f"minigpt {command}: there is no {name}"
         found = found.commands[name]

@@ -386,10 +386,10 @@ def test_one_damaged_run_does_not_break_the_list_of_runs(cli: Cli) -> None:
     make_run("runs/z", (3,), touched=8e8)
     rows = [tuple(row.values()) for row in cli("runs", "--json").json]
     assert rows == [
-        ("a", "", "abc", 7, 10, 1.5, 3e8, "f", None, None),
-        ("empty", "", None, None, None, None, 4e8, None, None, None),
-        ("damaged", "damaged", None, None, 7, None, 5e8, None, None, None),
-        ("z", "", "abc", 7, 3, 1.5, 8e8, "f", None, None),
+        ("a", "", "abc", 7, 10, 1.5, 3e8, "f", None),
+        ("empty", "", None, None, None, None, 4e8, None, None),
+        ("damaged", "damaged", None, None, 7, None, 5e8, None, None),
+        ("z", "", "abc", 7, 3, 1.5, 8e8, "f", None),
     ]
 
 

@@ -10,13 +10,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
+from minigpt.cli.report import forecast
 from minigpt.config.resolve import flatten, resolve
 from minigpt.config.schema import ModelConfig, RunConfig
 from minigpt.errors import ConfigError, DeviceError, UserError
 from minigpt.model.size import training_flops
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
-from minigpt.training.fit import WORK, Shape, fit, forecast, most_steps
+from minigpt.training.fit import WORK, Shape, fit, most_steps
 from minigpt.training.setup import PreparedRun, prepare_run
 from minigpt.training.timing import StepTime
 
@@ -220,7 +221,7 @@ def test_epochs_are_counted_in_bytes_if_these_are_the_tokens(prepared: Any, tmp_
 
 
 def test_a_preset_keeps_everything_but_its_steps(prepared: Any) -> None:
-    run = prepared(preset="shakespeare-cpu")
+    run = prepared(preset="nanogpt-cpu")
     changed = fit_time(run, 30.0).config
     same = changed.train.model_copy(update={"steps": run.config.train.steps})
     assert changed.model_copy(update={"train": same}) == run.config
@@ -251,7 +252,7 @@ def test_a_validation_text_does_not_count_as_training_text(prepared: Any, tmp_pa
 
 
 def test_a_device_that_is_not_there_is_an_error(prepared: Any) -> None:
-    run = prepared(preset="shakespeare-cpu")
+    run = prepared(preset="nanogpt-cpu")
     absent = replace(run, config=resolve(("test", {"runtime.device": "cuda"})).config)
     with pytest.raises(DeviceError):
         fit_time(absent, 60.0)

@@ -86,10 +86,10 @@ def test_a_frame_is_read_like_a_checkpoint_but_never_resumed(tmp_path: Path) -> 
 
 def test_a_damaged_frame_is_found(tmp_path: Path) -> None:
     run = go(tmp_path / "run")
-    assert not [checked for checked in verify_runs(tmp_path) if checked["problem"]]
+    assert not [checked for checked in verify_runs([run]) if checked["problem"]]
     path = step_folder(run, 2, FRAMES) / MODEL
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    damaged = [checked for checked in verify_runs(tmp_path) if checked["problem"]]
+    damaged = [checked for checked in verify_runs([run]) if checked["problem"]]
     assert [checked["name"] for checked in damaged] == ["frames/step-00000002"]
     with pytest.raises(UserError, match=r"model\.safetensors has changed"):
         load_checkpoint(run, 2)

@@ -21,6 +21,7 @@ import minigpt.storage.checkpoint as storage
 import minigpt.training.learner as learner
 import minigpt.training.loop as loop
 import minigpt.training.schedule as schedule
+from minigpt.cli.report import is_overfitting
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import load_checkpoint
@@ -172,9 +173,9 @@ def test_overfitting_means_falling_training_and_rising_validation_loss() -> None
     state = TrainState(train_loss_at_best=1.0, best_loss=1.2, best_step=5, evaluations_since_best=2)
     cases = {(0.8, 1.5): True, (1.3, 1.5): False, (0.8, 1.2): False, (None, 1.5): False}
     for (state.train_loss, state.validation_loss), expected in cases.items():
-        assert state.overfitting is expected
+        assert is_overfitting(state) is expected
     state.train_loss, state.validation_loss, state.evaluations_since_best = 0.8, 1.5, 1
-    assert state.overfitting is False, "one worse evaluation is noise"
+    assert is_overfitting(state) is False, "one worse evaluation is noise"
 
 
 # --- when it cannot continue -------------------------------------------------------------------------

@@ -222,10 +222,10 @@ def test_a_resume_that_fails_after_a_save_keeps_its_new_settings(
 def test_errors_of_sample_and_eval_about_damage_say_what_to_type(cli: Cli, run: Path) -> None:
     """The suggested checkpoint works."""
     spoil(run, 6, "model.safetensors")
-    for command in (["sample", "stopped", "-l", "3"], ["eval", "stopped"]):
-        error = cli(*command, "--checkpoint", "last").error
+    for command in (["sample", "-l", "3"], ["eval"]):
+        error = cli(*command, "stopped@last").error
         assert "model.safetensors has changed since it was saved" in error
-        assert cli(*command, "--checkpoint", "4").code == 0
+        assert cli(*command, "stopped@4").code == 0
 
 
 # --- one at a time -----------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
     with lock(run):
         error = cli("train", *command).error
         assert "run stopped is in use by process" in error or "run 'stopped' already exists" in error
-        for reading in (["sample", "stopped", "-l", "3"], ["eval", "stopped"], ["runs"], ["runs", "--verify"]):
+        for reading in (["sample", "stopped", "-l", "3"], ["eval", "stopped"], ["runs"], ["runs", "verify"]):
             assert cli(*reading).code == 0, "the lock does not stop readers"
     assert contents(run) == before
     assert cli("train", "--resume", "stopped", *GO_ON).code == 0

@@ -113,15 +113,30 @@ def test_no_name_or_error_can_drive_the_terminal(evil: Path, tmp_path: Path, mon
     (tmp_path / f"{odd}.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / f"{odd}.yaml").write_text("train: {steps: 3}", encoding="utf-8")
     commands = [
-        *(["runs"], ["runs", "--verify"], ["runs", "--json"], ["sample", odd, "-l", "1"], ["eval", odd, f"{odd}.txt"]),
-        *(["train", "--resume", odd], ["train", "--resume", f"runs/{odd}"], ["sample", f"no{odd}"], ["eval", "r", odd]),
-        *(["sample", odd, "--checkpoint", odd], ["sample", odd, "--unknown", odd], ["sample", odd, "--device", odd]),
+        *(
+            ["runs"],
+            ["runs", "verify"],
+            ["runs", "--json"],
+            ["sample", odd, "-l", "1"],
+            ["eval", odd, "--file", f"{odd}.txt"],
+        ),
+        *(
+            ["train", "--resume", odd],
+            ["train", "--resume", f"runs/{odd}"],
+            ["sample", f"no{odd}"],
+            ["eval", "--file", odd],
+        ),
+        *(["sample", f"{odd}@{odd}"], ["sample", odd, "--unknown", odd], ["sample", odd, "--device", odd]),
         *(["data", "info", f"{odd}.txt"], ["data", "info", f"no{odd}.txt"], ["data", "info", f"builtin:{odd}"]),
         *(["data", "info", f"{odd}.txt", "--json"], ["data", "info", f"{odd}.txt", "--encoding", odd]),
         *(["config", "show", "-c", f"{odd}.yaml"], ["config", "show", "-s", odd], ["config", "show", "-s", f"{odd}=1"]),
-        *(["config", "show", "-s", f"sample.prompt={odd}"], ["config", "show", "-c", odd], ["data", "get", odd]),
-        *(["sample", odd, "-p", odd, "--unknown", "error"], ["sample", odd, "--out", f"{odd}/x"], ["board", odd]),
-        *(["sample", odd, "--prompt-file", odd], ["config", "show", "-s", f"model.n_layer={odd}"]),
+        *(["config", "show", "-s", f"sample.prompt={odd}"], ["config", "show", "-c", odd], ["runs", "show", odd]),
+        *(
+            ["sample", odd, "-p", odd, "--unknown", "error"],
+            ["sample", odd, "--out", f"{odd}/x"],
+            ["board", "--in", odd],
+        ),
+        *(["sample", odd, "--file", odd], ["config", "show", "-s", f"model.n_layer={odd}"]),
     ]
     found = {}
     for command in commands:
