@@ -17,7 +17,6 @@ from minigpt.errors import UserError, escape
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
     from minigpt.storage.checkpoint import Checkpoint
-    from minigpt.viewer.film import Log
     from minigpt.viewer.page import Start
 
 WithOption = Annotated[
@@ -99,17 +98,15 @@ def _write_page(
     """Write the page to `out`, and say so. Open it with `open_`."""
     from minigpt.interpret.excerpt import validation_split
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.viewer.film import most_moments
+    from minigpt.viewer.film import Film
     from minigpt.viewer.page import build_page, check_size
 
     others = [] if other is None else [load_checkpoint(other)]
     check_size(loaded, *others)  # before anything is computed
-    log = notice if steps is None else None
-    moments = _moments(loaded, steps, most_moments(loaded.weights, [other.weights for other in others]), log)
+    film = Film() if steps == "none" else Film.load(loaded, others, _named(steps), notice)
     excerpt, split = choose(whole_lines=True), validation_split(loaded)
-    page = waiting("computing the page")(build_page)(
-        loaded, excerpt, moments=moments, others=others, split=split, start=start, log=log
-    ).encode()
+    with waiting("computing the page"):
+        page = build_page(loaded, excerpt, film=film, others=others, split=split, start=start).encode()
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
     if str(out) == "-":
@@ -118,36 +115,9 @@ def _write_page(
     notice(f"{wrote} {escape(out)}, {len(page) / 1e6:.2f} MB" + ("" if is_open else "; open it in a browser"))
 
 
-def _moments(loaded: "Checkpoint", value: str | None, limit: int, log: "Log") -> list["Checkpoint"]:
-    """Return the moments of the run that the page may show, in order: those that --steps names, or else most."""
-    from minigpt.paths import run_of
-    from minigpt.storage.runs import saved_steps
-    from minigpt.viewer.film import MOST_LOADED, load_moments, thin
-
-    run, opened = run_of(loaded.path), loaded.metadata.step
-    if value == "none" or (run is None and value is None):
-        return []
-    if run is None:
-        raise UserError("--steps needs a run, not a checkpoint folder")
-    saved = sorted({*saved_steps(run), opened})  # it may be quarantined
-    if len(saved) == 1 and not loaded.metadata.imported:
-        notice("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
-    elif len(saved) > 1 and limit < 2:
-        notice("no film: the weights of another step do not fit into the page")
-    if value is None:
-        chosen = {saved[0], opened, *thin(saved, MOST_LOADED)} if limit > 1 else set()
-    else:
-        chosen = {*_integers("--steps", value), opened}
-        if missing := sorted(chosen - {*saved}):
-            raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
-        if len(chosen) > max(1, limit):
-            room = f"the page has room for {limit} steps, with the opened one"
-            raise UserError(f"--steps: {room}, and {len(chosen)} are named")
-    return load_moments(run, loaded, sorted(chosen), log)
-
-
-def _integers(option: str, value: str) -> list[int]:
+def _named(steps: str | None) -> list[int] | None:
+    """Return the steps that --steps names."""
     try:
-        return [int(part) for part in value.split(",")]
+        return None if steps is None else [int(part) for part in steps.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {value}: expected steps, such as 0,100,1000, or none") from error
+        raise UserError(f"--steps {steps}: expected steps, such as 0,100,1000, or none") from error

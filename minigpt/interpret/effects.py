@@ -43,10 +43,9 @@ def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, p
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)
-    drop = (usual - without) * interest
     clear = usual >= CLEAR
-    choices = (clear & preferred, clear, torch.ones_like(clear))
-    positions = next(choice for choice in choices if choice.any())
-    drop = drop.masked_fill(~(allowed[:, None] & positions), -torch.inf)
-    head, position = divmod(int(drop.argmax()), drop.size(1))
+    preference = clear.int() + (clear & preferred)
+    may_be_chosen = allowed[:, None] & (preference == preference.max())
+    score = ((usual - without) * interest).masked_fill(~may_be_chosen, -torch.inf)
+    head, position = divmod(int(score.argmax()), len(usual))
     return position, head

@@ -2,59 +2,100 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from minigpt.errors import UserError
 from minigpt.interpret.comparison import read_log
-from minigpt.paths import FRAMES
+from minigpt.paths import FRAMES, run_of
 from minigpt.storage.checkpoint import Checkpoint, read_checkpoint
-from minigpt.storage.runs import step_folder
+from minigpt.storage.runs import saved_steps, step_folder
 from minigpt.viewer.packing_weights import Array, packed_size
 
 Weights = Mapping[str, Array]
 MOST_MOMENTS, MOST_LOADED = 12, 24
 """The most moments that the page shows, and the most from which they are chosen."""
-MOST_BYTES = 15_000_000
-"""The most that the weights of a page with a film take, in base64. A page has at most 16 MB."""
+MOST_BYTES = 11_250_000
+"""The most that the packed weights of a page with a film take. As base64, they take a third more: 15 MB."""
 POINTS = 120
 """The most points of the curve of the loss."""
-Log = Callable[[str], None] | None
-"""Receives a line for each moment that is left out of the film. None: raise its error, because the user named it."""
 
 
-@contextmanager
-def leave_out(step: int, log: Log) -> Iterator[None]:
-    """Leave a moment out of the film if the block raises UserError."""
-    try:
-        yield
-    except UserError as error:
-        if log is None:
-            raise
-        log(f"step {step:,} is left out of the film: {error}")
+@dataclass(frozen=True)
+class Film:
+    """The moments of a run from which the page chooses those that it shows."""
+
+    moments: list[Checkpoint] = field(default_factory=list)
+    """Checkpoints and frames in order, with the one that the page opens with. Empty: there is no film."""
+    room: int = MOST_MOMENTS
+    """The number of moments that fit into the page."""
+    log: Callable[[str], None] | None = None
+    """Receives a line for each moment that is left out. None: raise its error, because the user named it."""
+
+    @classmethod
+    def load(
+        cls,
+        opened: Checkpoint,
+        others: Sequence[Checkpoint],
+        named: Collection[int] | None,
+        log: Callable[[str], None],
+    ) -> "Film":
+        """Load the moments at the `named` steps, or else at most steps, of the run of `opened`, which may train.
+
+        `others` are the other models of the page. `log` receives a line if there is no film.
+        """
+        run, step = run_of(opened.path), opened.metadata.step
+        if run is None and named is None:
+            return cls()
+        if run is None:
+            raise UserError("--steps needs a run, not a checkpoint folder")
+        room = most_moments(opened.weights, [other.weights for other in others])
+        saved = sorted({*saved_steps(run), step})  # it may be quarantined
+        if len(saved) == 1 and not opened.metadata.imported:
+            log("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
+        elif len(saved) > 1 and room < 2:
+            log("no film: the weights of another step do not fit into the page")
+        if named is not None:
+            film, steps = cls(room=room), {*named, step}
+            _check_named(steps, saved, room)
+        else:
+            film = cls(room=room, log=log)
+            steps = {saved[0], step, *thin(saved, MOST_LOADED)} if room > 1 else set()
+        for at in sorted(steps):
+            frame = step_folder(run, at, FRAMES)  # training never prunes it, but may prune the checkpoint of this step
+            folder = frame if os.path.lexists(frame) else step_folder(run, at)
+            with film.leave_out(at):
+                film.moments.append(opened if at == step else read_checkpoint(folder, opened))
+        return film
+
+    @contextmanager
+    def leave_out(self, step: int) -> Iterator[None]:
+        """Leave a moment out of the film if the block raises UserError."""
+        try:
+            yield
+        except UserError as error:
+            if self.log is None:
+                raise
+            self.log(f"step {step:,} is left out of the film: {error}")
 
 
-def load_moments(run: Path, opened: Checkpoint, steps: Iterable[int], log: Log = None) -> list[Checkpoint]:
-    """Load the weights of some steps of the run of `opened`, which may train meanwhile."""
-    moments = []
-    for step in steps:
-        frame = step_folder(run, step, FRAMES)  # training never prunes it, but may prune the checkpoint of this step
-        folder = frame if os.path.lexists(frame) else step_folder(run, step)
-        with leave_out(step, log):
-            moments.append(opened if step == opened.metadata.step else read_checkpoint(folder, opened))
-    return moments
+def _check_named(steps: Collection[int], saved: Sequence[int], room: int) -> None:
+    """Raise UserError if a step that --steps names is not saved, or if they do not fit into the page."""
+    if missing := sorted({*steps} - {*saved}):
+        raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
+    if len(steps) > max(1, room):
+        problem = f"the page has room for {room} steps, with the opened one, and {len(steps)} are named"
+        raise UserError(f"--steps: {problem}")
 
 
 def most_moments(opened: Weights, others: Sequence[Weights]) -> int:
-    """Return the number of moments of a model that a page has room for, with the opened moment and beside other models.
-
-    Below 2, there is no film.
-    """
-    taken = sum(packed_size(weights) for weights in (opened, *others)) * 4 / 3
-    return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / (packed_size(opened) * 4 / 3)))
+    """Return the number of moments that fit into a page with the opened model and others. Below 2, there is no film."""
+    taken = sum(map(packed_size, (opened, *others)))
+    return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / packed_size(opened)))
 
 
 def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:

@@ -5,7 +5,7 @@ Python packs the weights and computes what the page starts with. JavaScript, bui
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.records import read_starts
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
-from minigpt.viewer.film import Log, choose_moments, leave_out, loss_curve, most_moments
+from minigpt.viewer.film import Film, choose_moments, loss_curve
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
@@ -55,22 +55,20 @@ def build_page(
     checkpoint: Checkpoint,
     excerpt: Excerpt,
     *,
-    moments: Sequence[Checkpoint] = (),
+    film: Film | None = None,
     others: Sequence[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
-    log: Log = None,
 ) -> str:
     """Return the page as HTML. The same checkpoints and texts give the same bytes.
 
     Args:
         checkpoint: The model to show.
         excerpt: The text that the page starts with.
-        moments: The checkpoints and frames of its run, in order. The page shows those that differ most as a film.
+        film: The moments of its run, of which the page shows those that differ most.
         others: Models with the same vocabulary to compare it with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
-        log: Receives a line for each moment that cannot be shown. Default: raise its error.
 
     Raises:
         CheckpointError: A model computes numbers that are not finite.
@@ -89,11 +87,11 @@ def build_page(
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
-    limit = most_moments(checkpoint.weights, [other.weights for other in others])
-    for moment in _film(first, moments, limit, ids, log):
-        with leave_out(moment.checkpoint.metadata.step, log):
-            models.append(moment.data(selected, split))
-    film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
+    if film:
+        for moment in _chosen(first, film):
+            with film.leave_out(moment.checkpoint.metadata.step):
+                models.append(moment.data(selected, split))
+    in_order = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
     models += [_Shown(other, ids, selected).data(selected, split) for other in others]
     warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
     if excerpt.skipped:
@@ -105,8 +103,8 @@ def build_page(
         "text": text,
         "selected": selected,
         "head": head,
-        "film": film,
-        "losses": loss_curve(run) if film and (run := run_of(checkpoint.path)) else [],
+        "film": in_order,
+        "losses": loss_curve(run) if in_order and (run := run_of(checkpoint.path)) else [],
         "sample": checkpoint.config.sample.model_dump(include=SAMPLE),
         "warnings": warnings,
     }
@@ -115,18 +113,19 @@ def build_page(
     return assemble(data, f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}")
 
 
-def _film(first: "_Shown", moments: Sequence[Checkpoint], limit: int, ids: Ids, log: Log) -> list["_Shown"]:
-    """Return at most `limit - 1` other moments of a run that the page shows. Their weights are rounded."""
-    if limit < 2 or not moments:
-        return []
+def _chosen(first: "_Shown", film: Film) -> list["_Shown"]:
+    """Return the moments of the film that the page shows beside the first model."""
     shown = list[_Shown]()
-    for moment in moments:
+    for moment in film.moments:
         step = moment.metadata.step
-        with leave_out(step, log):
-            shown.append(first if step == first.checkpoint.metadata.step else _Shown(moment, ids))
+        with film.leave_out(step):
+            shown.append(first if step == first.checkpoint.metadata.step else _Shown(moment, first.ids))
+    if len(shown) < 2:
+        return []
     came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
     chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
-    return [shown[index] for index in choose_moments(chances, limit, shown.index(first)) if shown[index] is not first]
+    chosen = choose_moments(chances, film.room, shown.index(first))
+    return [shown[index] for index in chosen if shown[index] is not first]
 
 
 def check_size(*models: Checkpoint) -> None:
@@ -159,19 +158,17 @@ class _Shown:
 
     def __init__(self, checkpoint: Checkpoint, ids: Ids, selected: int = 0) -> None:
         self.checkpoint = checkpoint
-        self.model = load_model(checkpoint)
+        self.model = load_model(replace(checkpoint, weights=dequantized(checkpoint.weights)))
         context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
         self.skipped = max(0, selected + 1 - context)
         """Number of tokens before the model's window, which contains the selected token."""
         self.ids = ids[self.skipped :][:context]
-        before = _logits(self.model, self.ids).softmax(-1)
-        page = {name: torch.from_numpy(array) for name, array in dequantized(checkpoint.weights).items()}
-        self.model.load_state_dict(page)
         self.logits = _logits(self.model, self.ids)  # (T, V)
         if not self.logits.isfinite().all():
             raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
         self.probabilities = self.logits.softmax(-1)
-        self.rounding = (self.probabilities - before).abs().max().item()
+        exact = _logits(load_model(checkpoint), self.ids).softmax(-1)
+        self.rounding = (self.probabilities - exact).abs().max().item()
 
     @cached_property
     def without(self) -> Tensor:
@@ -217,25 +214,23 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     far back, since a reader can see this. It counts twice before a word, since the head chooses the word.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
-    first, last = (T - 1, T - 1) if start.at_end else (T // 2, max(T // 2, T - 2))
+    at = torch.arange(T - 1, T) if start.at_end else torch.arange(T // 2, max(T // 2 + 1, T - 1))  # (P,)
     if not isinstance(shown.model, GPT):
         if (start.layer, start.head) != (None, None):
             raise UserError("a recurrent network has no layers of heads")
-        return first + int(shown.probabilities[first : last + 1].amax(-1).argmax()), None
+        return int(at[shown.probabilities[at].amax(-1).argmax()]), None
     L, H = config.n_layer, config.n_head
-    allowed = torch.tensor([start.layer in (None, at // H) and start.head in (None, at % H) for at in range(L * H)])
+    allowed = torch.tensor([start.layer in (None, n // H) and start.head in (None, n % H) for n in range(L * H)])
     if not allowed.any():
         raise UserError(f"there is no such head: this model has layers 0 to {L - 1}, with heads 0 to {H - 1}")
-    without = shown.without[:, first - T // 2 : last + 1 - T // 2]
-    focus, keys = extract(shown.model, shown.ids).weights.flatten(0, 1)[:, first : last + 1].max(-1)
+    focus, keys = extract(shown.model, shown.ids).weights.flatten(0, 1)[:, at].max(-1)  # (L H, P) each
     text = characters(shown.checkpoint.tokenizer, shown.ids)
     is_letter = torch.tensor([*are_letters(text), False])
-    is_newline = torch.tensor([token == "\n" for token in text[first : last + 1]])
-    before_letter = is_letter[first + 1 : last + 2] & ~is_newline  # what begins a line is rarely known
-    starts_word = torch.tensor([token == " " for token in text[first : last + 1]])
-    interest = focus * (torch.arange(first, last + 1) - keys).sqrt() * (1 + starts_word)
-    position, head = strongest_effect(without, interest, allowed, before_letter)
-    return first + position, divmod(head, H)
+    is_newline, is_space = (torch.tensor([token == blank for token in text]) for blank in "\n ")
+    interest = focus * (at - keys).sqrt() * (1 + is_space[at])
+    before_letter = is_letter[at + 1] & ~is_newline[at]  # what begins a line is rarely known
+    position, head = strongest_effect(shown.without[:, at - T // 2], interest, allowed, before_letter)
+    return int(at[position]), divmod(head, H)
 
 
 def _summary(checkpoint: Checkpoint) -> str:

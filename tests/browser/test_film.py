@@ -12,6 +12,7 @@ from minigpt.interpret.extract import ablate_heads
 from minigpt.model.load import load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import TrainState
+from minigpt.viewer.film import Film
 from minigpt.viewer.packing_weights import dequantized
 from minigpt.viewer.page import Start, build_page
 
@@ -29,7 +30,7 @@ def film(**shape: Any) -> list[Checkpoint]:
 
 def page_of(moments: list[Checkpoint]) -> str:
     start = Start(at_end=True)
-    return build_page(moments[-1], excerpt(moments[-1], START), moments=moments, start=start)
+    return build_page(moments[-1], excerpt(moments[-1], START), film=Film(moments), start=start)
 
 
 @torch.no_grad()
@@ -170,13 +171,15 @@ def test_the_model_writes_on_in_gray(page: Any, moments: list[Checkpoint]) -> No
 def test_other_models(opened: Opener, kind: str) -> None:
     if kind == "one moment":
         loaded = checkpoint()
-        page = opened(build_page(loaded, excerpt(loaded), moments=[loaded]))
+        page = opened(build_page(loaded, excerpt(loaded), film=Film([loaded])))
         assert page.tab.locator(".strip").count() == 0
         return page.assert_quiet()
     made = recurrent() if kind == "recurrent" else checkpoint(byte=True)
     states = [made.metadata.model_copy(update={"state": TrainState(step=step)}) for step in STEPS]
     moments = [replace(made, metadata=metadata) for metadata in states]
-    page = opened(build_page(moments[-1], excerpt(made, "Spéak, speak" if kind == "bytes" else START), moments=moments))
+    page = opened(
+        build_page(moments[-1], excerpt(made, "Spéak, speak" if kind == "bytes" else START), film=Film(moments))
+    )
     page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
     page.press("Escape", ",")
     page.until(f"() => ({STEP})() === 'step 100 of 400'")

@@ -16,9 +16,9 @@ from safetensors.numpy import load, save
 import minigpt
 from minigpt.paths import FRAMES
 from minigpt.storage import checkpoint as storage
-from minigpt.storage import runs
 from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import step_folder
+from minigpt.viewer import film
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_pruned_meanwhile_is_left_out_or_replaced_by_its_frame(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As training does while `inspect` reads the checkpoints."""
-    saved_steps = runs.saved_steps
+    saved_steps = film.saved_steps
 
     def pruned(of: Path) -> dict[int, Path]:
         saved = saved_steps(of)
@@ -174,7 +174,7 @@ def test_a_checkpoint_pruned_meanwhile_is_left_out_or_replaced_by_its_frame(
 
     for step in (2, 3):
         shutil.copytree(step_folder(run, 2, FRAMES), step_folder(run, step))
-    monkeypatch.setattr(runs, "saved_steps", pruned)
+    monkeypatch.setattr(film, "saved_steps", pruned)
     done = cli("inspect", run, "-o", run / "page.html")
     assert done.code == 0, done.err
     assert "step 3 is left out of the film: " in done.err
