@@ -59,5 +59,5 @@ def choose_excerpt(
         notice(f"{error}; using generated text instead")
         return excerpt.generated_excerpt(checkpoint)
     if whole_lines and val is None:
-        return excerpt.opening_excerpt(checkpoint, tokens, excerpt.SHORT_TOKENS)
+        return excerpt.opening_excerpt(checkpoint, tokens)
     return excerpt.validation_excerpt(checkpoint, tokens, val or 0)

@@ -1,11 +1,12 @@
 """The table and the JSON document of `minigpt inspect`: what each attention head attends to."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import UserError, count
+from minigpt.errors import UserError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
@@ -19,11 +20,10 @@ def print_heads(
 ) -> None:
     """Print the heads of a layer, or of all, as a table or as JSON. Scores are of the excerpt if the user chose it.
 
-    The phrases come from the validation split, as on the page.
+    The phrases come from the validation split, as on the page. The JSON of a single head includes its weights.
     """
-    from minigpt.interpret import export
-    from minigpt.interpret.descriptions import describe_heads, score_model
-    from minigpt.interpret.excerpt import validation_split
+    from minigpt.interpret.descriptions import describe_heads, score_model, untrained_warning
+    from minigpt.interpret.excerpt import characters, validation_split
     from minigpt.interpret.extract import extract
     from minigpt.model.load import load_transformer
 
@@ -35,13 +35,33 @@ def print_heads(
     descriptions = describe_heads(scores)
     if is_chosen:
         scores = score_model(*measured, None)
-    entries = export.head_entries(descriptions, scores, product(layers, heads))
-    if as_json:
-        write(json_text(export.to_json(loaded, extract(model, excerpt.ids), excerpt, entries)))
+    entries = [
+        {
+            "layer": at[0],
+            "head": at[1],
+            "attends_to": descriptions[at[0]][at[1]].phrase,
+            "scores": {n: {"value": score.values[at].item(), "uniform": score.uniform} for n, score in scores.items()},
+        }
+        for at in product(layers, heads)
+    ]
+    if not as_json:
+        about = f"{loaded.path}: {count(len(excerpt.ids), 'token')}, {excerpt.source}"
+        notice(*filter(None, [untrained_warning(loaded)]), about)
+        table(HEAD, [_row(entry) for entry in entries])
         return
-    about = f"{loaded.path}: {count(len(excerpt.ids), 'token')}, {excerpt.source}"
-    notice(*filter(None, [export.untrained_warning(loaded)]), about)
-    table(HEAD, export.summary_rows(entries))
+    document = {
+        "checkpoint": escape(loaded.path),
+        "step": loaded.metadata.step,
+        "validation_loss": loaded.metadata.state.validation_loss,
+        "text": loaded.tokenizer.decode(excerpt.ids),
+        "characters": characters(loaded.tokenizer, excerpt.ids),
+        "source": excerpt.source,
+        "skipped": excerpt.skipped,
+        "heads": entries,
+    }
+    if len(entries) == 1:
+        document["weights"] = extract(model, excerpt.ids).weights[layers[0], heads[0]].tolist()
+    write(json_text(document))
 
 
 def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
@@ -49,3 +69,21 @@ def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
     if index is not None and not 0 <= index < size:
         raise UserError(f"{option} {index}: expected 0 to {size - 1}")
     return range(size) if index is None else [index]
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of a head: its strongest score, beside that of uniform attention."""
+    from minigpt.interpret.links import LINKS
+    from minigpt.interpret.scores import PATTERNS
+
+    scores = entry["scores"]
+    leads = {name: scores[name]["value"] - scores[name]["uniform"] for name in PATTERNS | LINKS if name in scores}
+    leads = {name: lead for name, lead in leads.items() if not math.isnan(lead)}
+    best = max(leads, key=leads.__getitem__, default="-")
+    strongest = scores.get(best, {"value": math.nan, "uniform": math.nan})  # a text of one token has no scores
+    numbers = (strongest["value"], strongest["uniform"], scores["distance"]["value"])
+    return f"{entry['layer']}.{entry['head']}", entry["attends_to"], best, *map(_number, numbers)
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -12,13 +12,12 @@ from torch import Tensor
 from minigpt.config.schema import DataConfig
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import extract
-from minigpt.interpret.links import LINKS, is_on_stories, link_scores, linked_windows
+from minigpt.interpret.links import LINKS, RIVALS, is_on_stories, link_scores, linked_windows
 from minigpt.interpret.scores import PATTERNS, Score, follows, head_scores
 from minigpt.model.gpt import GPT
+from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids, Tokenizer
 
-BOTH = 0.75
-"""A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
 BROAD = 0.9
 """A head without a pattern attends to many letters if its entropy is at least this fraction of the uniform."""
@@ -26,6 +25,9 @@ NEARBY = 0.25
 """A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the uniform."""
 WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
 """The numbers of windows of the validation split, and the maximum number of tokens in each."""
+
+LEARNED = 0.05
+"""A model has learned something if its loss is at least so many nats below the loss of a uniform guess."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +98,14 @@ def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
 
 
 def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
-    shares = {name: (score.values[at].item(), score.uniform) for name, score in scores.items()}
-    for name in {"she", "he"} & shares.keys():  # not a name at all, but the one that the pronoun means
-        shares[name] = shares[name][0], max(shares[name][1], shares[f"not {name}"][0])
-    phrases = {name: phrase for name, phrase in (PATTERNS | LINKS).items() if name in shares}
-    leads = {name: shares[name][0] - shares[name][1] for name in phrases}
-    order = sorted(phrases, key=lambda name: -leads[name])
-    followed = [name for name in order if follows(*shares[name])]
+    phrases = {name: phrase for name, phrase in (PATTERNS | LINKS).items() if name in scores}
+    shares = {name: score.values[at].item() for name, score in scores.items()}
+    # A head that finds a name must attend to it more than to its rival, not only more than uniform attention does.
+    baselines = {name: max(scores[name].uniform, shares.get(RIVALS.get(name, ""), 0.0)) for name in phrases}
+    order = sorted(phrases, key=lambda name: baselines[name] - shares[name])
+    followed = [name for name in order if follows(shares[name], baselines[name])]
     followed.sort(key=lambda name: name not in LINKS)  # links come first
-    if {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]:
-        phrase = "the name that He or She means"
-    else:
-        phrase = phrases[followed[0]] if followed else _measured_phrase(scores, at)
+    phrase = phrases[followed[0]] if followed else _measured_phrase(scores, at)
     evidence = [_evidence(f"attention to {phrases[name]}", scores[name], at) for name in order]
     evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
     return Description(phrase, evidence)
@@ -124,3 +122,20 @@ def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
 
 def _evidence(label: str, score: Score, at: tuple[int, int]) -> Evidence:
     return Evidence(label, float(f"{score.values[at].item():.4g}"), float(f"{score.uniform:.4g}"))
+
+
+def untrained_warning(checkpoint: Checkpoint) -> str | None:
+    """Return a warning if the model is no better than a uniform guess over the vocabulary, else None.
+
+    In a text of one character, there is nothing to learn.
+    """
+    metadata = checkpoint.metadata
+    if metadata.step == 0 and metadata.origin is None and not metadata.imported:
+        return "This model is untrained (step 0)."
+    uniform, loss = math.log(metadata.vocab_size), metadata.state.validation_loss
+    if metadata.vocab_size == 1 or loss is None or min(loss, metadata.state.train_loss or math.inf) < uniform - LEARNED:
+        return None
+    return (
+        f"This model has learned almost nothing: its validation loss is {loss:.3f}, "
+        f"and that of a uniform guess is {uniform:.3f}."
+    )

@@ -23,7 +23,8 @@ LINKS = {
 """The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
 SCORES = ("copy", "he", "not he", "she", "not she", "pronoun")
 """The scores of links. "not he" is the attention to the other child's name, at the positions of "he"."""
-
+RIVALS = {"he": "not he", "she": "not she"}
+"""A head finds a name if it attends to it more than to the other child's name."""
 
 WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "his"), BOYS)
 """The names that a name or pronoun can refer to."""

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.errors import CheckpointError, UserError, ViewError, count, escape
-from minigpt.interpret.descriptions import describe_heads, score_model
+from minigpt.interpret.descriptions import describe_heads, score_model, untrained_warning
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters
-from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
 from minigpt.interpret.scores import are_letters
 from minigpt.model.gpt import GPT

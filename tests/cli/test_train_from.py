@@ -13,7 +13,7 @@ from command_line import SMALL, VERSE, Cli
 from safetensors.numpy import load_file
 from small_runs import ending
 
-from minigpt.interpret.export import untrained_warning
+from minigpt.interpret.descriptions import untrained_warning
 from minigpt.storage import checkpoint
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import OPTIMIZER, Metadata, read_metadata

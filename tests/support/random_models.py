@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
-from minigpt.interpret.excerpt import Excerpt, characters
+from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
 from minigpt.model.recurrent import Recurrent
@@ -63,7 +63,7 @@ def recurrent(text: str = TEXT, family: Literal["rnn", "gru", "lstm"] = "lstm") 
 def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", skipped: int = 0) -> Excerpt:
     """Return `text` as an excerpt."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
-    return Excerpt(ids, characters(loaded.tokenizer, ids), source, skipped)
+    return Excerpt(ids, source, skipped)
 
 
 def peaked_attention(layers: int, heads: int, T: int) -> torch.Tensor:

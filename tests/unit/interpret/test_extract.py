@@ -44,13 +44,12 @@ def test_activations_are_those_of_the_forward_pass(family: str, position: str) -
         hook.remove()
     activations = extract(model, ids)
     assert torch.equal(activations.logits, logits)
-    assert activations.max_error < 1e-5
     assert activations.weights.shape == (L, H, T, T)
     assert activations.residual.shape == (L + 1, T, 16)
     assert (activations.weights.sum(-1) - 1).abs().max() < 1e-5
     assert activations.weights.triu(1).abs().max() == 0
     for layer, block in enumerate(model.blocks):
-        joined = activations.head_outputs[layer].transpose(0, 1).reshape(T, 16)
+        joined = (activations.weights @ activations.v)[layer].transpose(0, 1).reshape(T, 16)
         assert torch.allclose(block.attention.proj(joined), outputs[layer], atol=1e-5)
         for head in range(H):
             assert torch.allclose(
@@ -74,8 +73,7 @@ def test_bfloat16_is_accepted_with_its_rounding_errors() -> None:
     model = make_model()
     with torch.autocast("cpu", torch.bfloat16):
         activations = extract(model, some_ids())
-    assert 1e-5 < activations.max_error < 0.05
-    assert (activations.weights - extract(model, some_ids()).weights).abs().max() < 0.1
+    assert 0 < (activations.weights - extract(model, some_ids()).weights).abs().max() < 0.1
 
 
 def test_a_kernel_that_differs_from_the_reference_is_an_error() -> None:
@@ -95,7 +93,7 @@ def test_a_kernel_that_differs_from_the_reference_is_an_error() -> None:
 
     with patch_attention(model, uniform_in_one_layer), pytest.raises(UserError, match=r"layer 1, head [01]"):
         extract(model, some_ids())
-    assert extract(model, some_ids()).max_error < 1e-5
+    extract(model, some_ids())
 
 
 def test_activations_that_are_not_finite_are_an_error() -> None:

@@ -10,6 +10,7 @@ from random_models import checkpoint, excerpt
 
 from minigpt.errors import NoCounterpartError, ViewError
 from minigpt.interop.export import FORMATS, export
+from minigpt.interpret.excerpt import characters
 from minigpt.interpret.scores import are_letters, pattern_keys
 from minigpt.interpret.simple import explain_loss
 from minigpt.model.load import load_model
@@ -83,7 +84,7 @@ def test_generated_tokens_become_characters() -> None:
 def test_an_excerpt_shows_such_tokens_and_a_page_refuses_them() -> None:
     loaded = checkpoint(tokenizer=Pairs(), context=32)
     text = excerpt(loaded, TEXT)
-    assert text.characters[:6] == ["S", "p", "ea", "k,", " s", "p"]
+    assert characters(loaded.tokenizer, text.ids)[:6] == ["S", "p", "ea", "k,", " s", "p"]
     with pytest.raises(ViewError, match="tokenizer is pairs"):
         build_page(loaded, text)
 

@@ -147,7 +147,7 @@ def test_the_smallest_texts_and_vocabularies_work(text: str) -> None:
 def test_parts_of_characters_are_cut_from_the_ends() -> None:
     loaded = checkpoint(byte=True)
     text = excerpt(loaded, "é a é")
-    cut = replace(text, ids=text.ids[1:-1], characters=text.characters[1:-1])
+    cut = replace(text, ids=text.ids[1:-1])
     data = page_data(build_page(loaded, cut))
     assert data["text"] == " a "
     assert "vocabulary" not in data
