@@ -1,15 +1,16 @@
 """The table and the JSON document of `minigpt inspect`: what each attention head attends to."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import UserError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
+    from minigpt.interpret.scores import Score
     from minigpt.storage.checkpoint import Checkpoint
 
 HEAD = ("head", "attends to", "strongest", "weight", "if uniform", "distance")
@@ -35,19 +36,12 @@ def print_heads(
     descriptions = describe_heads(scores)
     if is_chosen:
         scores = score_model(*measured, None)
-    entries = [
-        {
-            "layer": at[0],
-            "head": at[1],
-            "attends_to": descriptions[at[0]][at[1]].phrase,
-            "scores": {n: {"value": score.values[at].item(), "uniform": score.uniform} for n, score in scores.items()},
-        }
-        for at in product(layers, heads)
-    ]
+    chosen = list(product(layers, heads))
+    phrases = [descriptions[layer][head].phrase for layer, head in chosen]
     if not as_json:
         about = f"{loaded.path}: {count(len(excerpt.ids), 'token')}, {excerpt.source}"
         notice(*filter(None, [untrained_warning(loaded)]), about)
-        table(HEAD, [_row(entry) for entry in entries])
+        table(HEAD, [_row(scores, at, phrase) for at, phrase in zip(chosen, phrases, strict=True)])
         return
     document = {
         "checkpoint": escape(loaded.path),
@@ -57,10 +51,18 @@ def print_heads(
         "characters": characters(loaded.tokenizer, excerpt.ids),
         "source": excerpt.source,
         "skipped": excerpt.skipped,
-        "heads": entries,
+        "heads": [
+            {
+                "layer": at[0],
+                "head": at[1],
+                "attends_to": phrase,
+                "scores": {name: {"value": s.values[at].item(), "uniform": s.uniform} for name, s in scores.items()},
+            }
+            for at, phrase in zip(chosen, phrases, strict=True)
+        ],
     }
-    if len(entries) == 1:
-        document["weights"] = extract(model, excerpt.ids).weights[layers[0], heads[0]].tolist()
+    if len(chosen) == 1:
+        document["weights"] = extract(model, excerpt.ids).weights[chosen[0]].tolist()
     write(json_text(document))
 
 
@@ -71,19 +73,18 @@ def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
     return range(size) if index is None else [index]
 
 
-def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+def _row(scores: "Mapping[str, Score]", at: tuple[int, int], phrase: str) -> tuple[str, ...]:
     """Return the row of a head: its strongest score, beside that of uniform attention."""
     from minigpt.interpret.links import LINKS
     from minigpt.interpret.scores import PATTERNS
 
-    scores = entry["scores"]
-    leads = {name: scores[name]["value"] - scores[name]["uniform"] for name in PATTERNS | LINKS if name in scores}
-    leads = {name: lead for name, lead in leads.items() if not math.isnan(lead)}
+    known = {name: score for name, score in scores.items() if not math.isnan(score.uniform)}
+    leads = {name: score.values[at].item() - score.uniform for name, score in known.items() if name in PATTERNS | LINKS}
     best = max(leads, key=leads.__getitem__, default="-")
-    strongest = scores.get(best, {"value": math.nan, "uniform": math.nan})  # a text of one token has no scores
-    numbers = (strongest["value"], strongest["uniform"], scores["distance"]["value"])
-    return f"{entry['layer']}.{entry['head']}", entry["attends_to"], best, *map(_number, numbers)
+    strongest = (known[best].values[at].item(), known[best].uniform) if leads else (None, None)
+    distance = known["distance"].values[at].item() if leads else None  # a text of one token has no scores
+    return f"{at[0]}.{at[1]}", phrase, best, *map(_number, (*strongest, distance))
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -22,7 +22,7 @@ from minigpt.files import open_within
 from minigpt.interop.hf import GPT2, their_names
 from minigpt.interop.imported import write_run
 from minigpt.model.device import choose_runtime
-from minigpt.storage.checkpoint import Arrays
+from minigpt.storage.checkpoint import Arrays, Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.text.corpus import Scan, scan
 from minigpt.text.sources import open_corpus
@@ -64,7 +64,9 @@ def create_run(
         state=TrainState(step=step),
     )
     config = resolve(("import", values)).config
-    return write_run(name, name_stem(source), config, CharTokenizer(text.counts), metadata, weights, log)
+    return write_run(
+        Checkpoint(config, CharTokenizer(text.counts), metadata, weights, path), name, name_stem(source), log
+    )
 
 
 def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:

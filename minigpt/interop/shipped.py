@@ -1,6 +1,7 @@
 """The trained model that minigpt contains: a checkpoint with weights in float16 and no optimizer state."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,8 @@ import safetensors.numpy
 
 from minigpt.interop.imported import write_run
 from minigpt.paths import resource_path
-from minigpt.storage.checkpoint import read_settings
-from minigpt.storage.metadata import MODEL, read_checked, read_metadata
-from minigpt.text.tokenizer import from_json
+from minigpt.storage.checkpoint import read_without_weights
+from minigpt.storage.metadata import MODEL, read_checked
 
 STORIES = "stories"
 
@@ -24,10 +24,7 @@ def create_run(name: str | None, log: Callable[[str], None] = lambda line: None)
         RunExistsError: The name is taken.
         CheckpointError: A file of the installation has changed.
     """
-    shipped = resource_path("data", STORIES)
-    metadata = read_metadata(shipped)
-    config = read_settings(shipped, metadata)
-    tokenizer = from_json(read_checked(shipped, "tokenizer.json", metadata).decode(), "tokenizer.json")
-    half = safetensors.numpy.load(read_checked(shipped, MODEL, metadata))
+    shipped = read_without_weights(resource_path("data", STORIES))
+    half = safetensors.numpy.load(read_checked(shipped.path, MODEL, shipped.metadata))
     weights = {key: array.astype(np.float32) for key, array in half.items()}
-    return write_run(name, STORIES, config, tokenizer, metadata, weights, log)
+    return write_run(replace(shipped, weights=weights), name, STORIES, log)

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,14 +125,20 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
 """What makes a comparison unequal beyond the columns of the table: a note, and the value that differs."""
 
 
-def read_log(run: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of metrics.jsonl, without damaged ones. The file may come from a stranger."""
+def read_points(run: Path, *names: str) -> list[list[float]]:
+    """Return the values of `names` in each line of metrics.jsonl that has all of them, as finite numbers.
+
+    Damaged lines are skipped. The file may come from a stranger.
+    """
+    points = []
     with suppress(UserError), open_within(run / "metrics.jsonl", run) as file:
         while line := file.readline(LONGEST_LINE):
-            with suppress(ValueError, RecursionError):
+            with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 entry = json.loads(line)
-                if isinstance(entry, dict):
-                    yield entry
+                point = [float(entry[name]) for name in names]
+                if all(map(math.isfinite, point)):
+                    points.append(point)
+    return points
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,14 +213,8 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
 
 
 def read_curve(run: Path) -> Curve:
-    """Read the evaluations and the throughput of a run from its metrics.jsonl. Skip lines that are damaged."""
-    points, speeds = list[list[float]](), list[float]()
-    for entry in read_log(run):
-        with suppress(ValueError, TypeError, KeyError, OverflowError):
-            if "speed/characters_per_second" in entry:
-                speeds.append(float(entry["speed/characters_per_second"]))
-            point = [float(entry[name]) for name in ("step", "time", "loss/validation")]
-            if all(map(math.isfinite, point)):
-                points.append(point)
-    steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())
+    """Read the evaluations and the throughput of a run from its metrics.jsonl."""
+    points = sorted(read_points(run, "step", "time", "loss/validation"))
+    speeds = [speed for (speed,) in read_points(run, "speed/characters_per_second")]
+    steps, seconds, loss = zip(*points, strict=True) if points else ((), (), ())
     return Curve(steps, seconds, loss, statistics.median(speeds) if speeds else None)

@@ -3,14 +3,14 @@
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from minigpt.errors import UserError
-from minigpt.interpret.comparison import read_log
+from minigpt.interpret.comparison import read_points
 from minigpt.paths import FRAMES, run_of
 from minigpt.storage.checkpoint import Checkpoint, read_checkpoint
 from minigpt.storage.runs import saved_steps, step_folder
@@ -132,11 +132,6 @@ def loss_curve(run: Path) -> list[tuple[int, float]]:
 
     At step 0, the loss is that of validation.
     """
-    losses: dict[int, float] = {}
-    for entry in read_log(run):
-        with suppress(ValueError, TypeError, KeyError, OverflowError):
-            step = int(entry["step"])
-            loss = float(entry["loss/train" if step else "loss/validation"])
-            if step >= 0 and math.isfinite(loss):
-                losses[step] = loss
+    losses = {int(step): loss for step, loss in read_points(run, "step", "loss/validation") if step == 0}
+    losses |= {int(step): loss for step, loss in read_points(run, "step", "loss/train") if step > 0}
     return [(step, round(losses[step], 4)) for step in thin(losses, POINTS)]
