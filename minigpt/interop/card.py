@@ -50,6 +50,9 @@ def facts(checkpoint: Checkpoint) -> str:
     """Return a Markdown table of the model's data, loss and settings."""
     config, loss = checkpoint.config, own_loss(checkpoint)
     model, tokens, kind = config.model, checkpoint.tokenizer.vocab_size, checkpoint.tokenizer.kind
+    parts = (
+        ["family", "bias"] if model.is_recurrent else ["family", "position", "norm", "activation", "qk_norm", "bias"]
+    )
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide"
     rows = {
         "text": public_name(checkpoint),
@@ -59,16 +62,12 @@ def facts(checkpoint: Checkpoint) -> str:
         "network": shape if model.is_recurrent else f"{shape}, {count(model.n_head, 'head')}",
         "context": count(model.context, "token"),
         "vocabulary": f"{count(tokens, 'token')}, {TOKENS.get(kind, f'of a {kind} tokenizer')}",
-        **{key: str(getattr(model, key)) for key in _PARTS[model.is_recurrent]},
+        **{key: str(getattr(model, key)) for key in parts},
     }
     if checkpoint.metadata.imported:  # the batch size is unknown
         del rows["steps"]
     lines = [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
-
-
-_PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias"), True: ("family", "bias")}
-"""The settings in the table, by `is_recurrent`."""
 
 
 def short_prompt(tokenizer: Tokenizer) -> str:

@@ -10,6 +10,7 @@ Letters in shapes: T queries, S keys, H heads, D head size, C width, L layers, V
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,13 +57,10 @@ def extract(model: GPT, ids: Ids) -> Activations:
     tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))  # (T,)
     captured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def capture(layer: int, sdpa: SDPA) -> SDPA:
-        def capturing_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            y = sdpa(q, k, v, dropout)  # (1, H, T, D)
-            captured.append((q[0], k[0], v[0], y[0]))
-            return y
-
-        return capturing_sdpa
+    def capture(layer: int, sdpa: SDPA, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        y = sdpa(q, k, v, dropout)  # (1, H, T, D)
+        captured.append((q[0], k[0], v[0], y[0]))
+        return y
 
     residual: list[Tensor] = []  # (1, T, C) each
     reading = (*model.blocks, model.norm)
@@ -90,13 +88,13 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
 
 @contextmanager
-def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
-    """Replace each layer's attention kernel with `patch(layer, kernel)` in a `with` statement."""
+def patch_attention(model: GPT, patch: Callable[..., Tensor]) -> Iterator[None]:
+    """Call `patch(layer, kernel, q, k, v, dropout)` for each layer's attention kernel in a `with` statement."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     before = [attention.kernels for attention in layers]
     try:
         for layer, (attention, kernels) in enumerate(zip(layers, before, strict=True)):
-            attention.kernels = replace(kernels, sdpa=patch(layer, kernels.sdpa))
+            attention.kernels = replace(kernels, sdpa=partial(patch, layer, kernels.sdpa))
         yield
     finally:
         for attention, kernels in zip(layers, before, strict=True):
@@ -107,15 +105,10 @@ def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[
 def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Zero the output of `heads` in a `with` statement. Each head is (layer, head), counted from 0."""
 
-    def ablate(layer: int, sdpa: SDPA) -> SDPA:
-        ablated = [head for at, head in heads if at == layer]
-
-        def ablated_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            y = sdpa(q, k, v, dropout).clone()  # (B, H, T, D)
-            y[:, ablated] = 0
-            return y
-
-        return ablated_sdpa if ablated else sdpa
+    def ablate(layer: int, sdpa: SDPA, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        y = sdpa(q, k, v, dropout).clone()  # (B, H, T, D)
+        y[:, [head for at, head in heads if at == layer]] = 0
+        return y
 
     with patch_attention(model, ablate):
         yield

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import DataConfig
-from minigpt.interpret.scores import Score, attention_share, uniform_attention
+from minigpt.interpret.scores import Score, shares
 from minigpt.text.stories import BOYS, GIRLS
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -91,14 +91,11 @@ def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
 
     A score is NaN if the text has no such link.
     """
-    T, weights = len(text), weights.double()
+    T = len(text)
     masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in SCORES}
     for link in links(text):
         masks[link.kind][link.query, list(link.keys)] = True
         if link.rivals:
             masks["pronoun"][link.query, list(link.pronoun)] = True
             masks[f"not {link.kind}"][link.query, list(link.rivals)] = True
-    return {
-        name: Score(attention_share(weights, keys), attention_share(uniform_attention(T), keys).item())
-        for name, keys in masks.items()
-    }
+    return shares(weights, masks)

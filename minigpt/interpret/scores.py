@@ -4,7 +4,7 @@ Scores skip the first query, because it can only attend to itself.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,14 +41,24 @@ class Score:
 
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
-    T = len(characters)
-    weights = weights.double()
-    rows = torch.cat((weights.flatten(0, 1), uniform_attention(T)[None]))  # (L H + 1, T, S)
-    scores = {name: attention_share(rows, keys) for name, keys in pattern_keys(characters).items()}
-    later, distance = rows[:, 1:], (torch.arange(T)[:, None] - torch.arange(T)).double()[1:]
-    scores["distance"] = (later * distance).sum(-1).mean(-1)  # in characters
-    scores["entropy"] = torch.special.entr(later).sum(-1).mean(-1)  # in nats
-    return {name: Score(score[:-1].view(weights.shape[:2]), score[-1].item()) for name, score in scores.items()}
+    position = torch.arange(len(characters))
+    measures = {
+        "distance": lambda rows: (rows * (position[:, None] - position)[1:]).sum(-1).mean(-1),  # in characters
+        "entropy": lambda rows: torch.special.entr(rows).sum(-1).mean(-1),  # in nats
+    }
+    weights, uniform = weights.double(), uniform_attention(len(characters))
+    return shares(weights, pattern_keys(characters)) | {
+        name: Score(measure(weights[..., 1:, :]), measure(uniform[1:]).item()) for name, measure in measures.items()
+    }
+
+
+def shares(weights: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Score]:
+    """Return the scores of the attention weights (L, H, T, S) whose keys are `masks` (T, S), by name."""
+    uniform = uniform_attention(weights.size(-1))
+    return {
+        name: Score(attention_share(weights.double(), keys), attention_share(uniform, keys).item())
+        for name, keys in masks.items()
+    }
 
 
 def uniform_attention(T: int) -> Tensor:
@@ -114,10 +124,5 @@ def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
 
 
 def follows(share: float, baseline: float) -> bool:
-    """Return whether a head follows a pattern: whether it gives the keys enough of its attention.
-
-    Args:
-        share: The share of its attention on the keys.
-        baseline: The share that uniform attention gives them, or a rival gets.
-    """
+    """Return whether keys get enough of a head's attention, and more than uniform attention or a rival gives them."""
     return share >= max(MIN_SHARE, baseline + MIN_MARGIN)

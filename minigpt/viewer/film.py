@@ -61,7 +61,11 @@ class Film:
             log("no film: the weights of another step do not fit into the page")
         if named is not None:
             film, steps = cls(room=room), {*named, step}
-            _check_named(steps, saved, room)
+            if missing := sorted(steps - {*saved}):
+                raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
+            if len(steps) > max(1, room):
+                problem = f"the page has room for {room} steps, with the opened one, and {len(steps)} are named"
+                raise UserError(f"--steps: {problem}")
         else:
             film = cls(room=room, log=log)
             steps = {saved[0], step, *thin(saved, MOST_LOADED)} if room > 1 else set()
@@ -81,15 +85,6 @@ class Film:
             if self.log is None:
                 raise
             self.log(f"step {step:,} is left out of the film: {error}")
-
-
-def _check_named(steps: Collection[int], saved: Sequence[int], room: int) -> None:
-    """Raise UserError if a step that --steps names is not saved, or if they do not fit into the page."""
-    if missing := sorted({*steps} - {*saved}):
-        raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
-    if len(steps) > max(1, room):
-        problem = f"the page has room for {room} steps, with the opened one, and {len(steps)} are named"
-        raise UserError(f"--steps: {problem}")
 
 
 def most_moments(opened: Weights, others: Sequence[Weights]) -> int:

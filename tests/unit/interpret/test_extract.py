@@ -79,8 +79,8 @@ def test_bfloat16_is_accepted_with_its_rounding_errors() -> None:
 def test_a_kernel_that_differs_from_the_reference_is_an_error() -> None:
     model = make_model()
 
-    def uniform(layer: int, sdpa: Any) -> Any:
-        return lambda q, k, v, *_: v.mean(2, keepdim=True).expand_as(v)
+    def uniform(layer: int, sdpa: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        return v.mean(2, keepdim=True).expand_as(v)
 
     with patch_attention(model, uniform), pytest.raises(UserError, match="reference implementation"):
         extract(model, some_ids())
@@ -88,8 +88,8 @@ def test_a_kernel_that_differs_from_the_reference_is_an_error() -> None:
         model.blocks[1].attention.qkv.weight[32:] *= 1e-5
         model.blocks[1].attention.proj.weight *= 1e5
 
-    def uniform_in_one_layer(layer: int, sdpa: Any) -> Any:
-        return uniform(layer, sdpa) if layer == 1 else sdpa
+    def uniform_in_one_layer(layer: int, sdpa: Any, *inputs: Any) -> Tensor:
+        return uniform(layer, sdpa, *inputs) if layer == 1 else sdpa(*inputs)
 
     with patch_attention(model, uniform_in_one_layer), pytest.raises(UserError, match=r"layer 1, head [01]"):
         extract(model, some_ids())
