@@ -34,12 +34,9 @@ def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, p
 
     Args:
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
-        interest: The factor of the drop for each of the N heads, (N, P).
-        allowed: Whether each of the N heads may be chosen, (N,).
-        preferred: Which positions to prefer, (P,), if the whole model gives a prediction there at least `CLEAR`.
-
-    Returns:
-        The position, from 0 to P - 1, and the head, from 0 to N - 1.
+        interest: The factor of the drop, (N, P).
+        allowed: The heads that may be chosen, (N,).
+        preferred: The positions to prefer, (P,), if the whole model gives a prediction there at least `CLEAR`.
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)

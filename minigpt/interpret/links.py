@@ -3,8 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,20 +31,17 @@ WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[b
 """Line breaks, names, pronouns, and invented words of three syllables."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A position from which a reader must look back to predict the next character."""
+class Link(NamedTuple):
+    """A position from which a reader must look back to predict the next character.
 
-    kind: Literal["copy", "he", "she"]
-    """`copy`: within an invented word that occurred before. `he`, `she`: before the name of the person whom the last
-    pronoun in the sentence means, as before "Jakob" in `He says: "I am Jakob`."""
+    It is within an invented word that occurred before, or before the name of the person whom the last pronoun in the
+    sentence means, as before "Jakob" in `He says: "I am Jakob`.
+    """
+
     query: int
-    keys: tuple[int, ...]
-    """For `copy`, the next character in the earlier words. Otherwise, the characters of the person's earlier names."""
-    rivals: tuple[int, ...] = ()
-    """After a pronoun, the characters of the other person's earlier names."""
-    pronoun: tuple[int, ...] = ()
-    """The characters of the pronoun."""
+    keys: dict[str, tuple[int, ...]]
+    """By the names of SCORES: the next character in the earlier words, or the characters of earlier names and of the
+    pronoun."""
 
 
 def links(text: str) -> Iterator[Link]:
@@ -61,15 +57,16 @@ def links(text: str) -> Iterator[Link]:
             meant = None
         elif who is None:
             for offset in range(len(word) - 1 if copies[word] else 0):
-                yield Link("copy", first + offset, tuple(copy + offset + 1 for copy in copies[word]))
+                yield Link(first + offset, {"copy": tuple(copy + offset + 1 for copy in copies[word])})
             copies[word].append(first)
         elif word not in who:
             meant, pronoun = who, match.span()
         else:
             spans, other = names[who], names[BOYS if who is GIRLS else GIRLS]
             if meant is who and spans and other:
-                kind: Literal["she", "he"] = "she" if who is GIRLS else "he"
-                yield Link(kind, first - 1, tuple(spans), tuple(other), tuple(range(*pronoun)))
+                name = "she" if who is GIRLS else "he"
+                keys = {name: tuple(spans), f"not {name}": tuple(other), "pronoun": tuple(range(*pronoun))}
+                yield Link(first - 1, keys)
             spans += range(first, match.end())
 
 
@@ -82,7 +79,7 @@ def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tup
     """Yield the windows with each kind of link, and their texts. Only every fourth window has a pronoun's."""
     for window in windows:
         text = tokenizer.decode(window)
-        if len(text) == len(window) and {link.kind for link in links(text)} > {"copy"}:
+        if len(text) == len(window) and {name for link in links(text) for name in link.keys} > {"copy"}:
             yield window, text
 
 
@@ -94,8 +91,6 @@ def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
     T = len(text)
     masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in SCORES}
     for link in links(text):
-        masks[link.kind][link.query, list(link.keys)] = True
-        if link.rivals:
-            masks["pronoun"][link.query, list(link.pronoun)] = True
-            masks[f"not {link.kind}"][link.query, list(link.rivals)] = True
+        for name, keys in link.keys.items():
+            masks[name][link.query, list(keys)] = True
     return shares(weights, masks)

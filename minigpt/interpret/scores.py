@@ -4,7 +4,7 @@ Scores skip the first query, because it can only attend to itself.
 """
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class Score:
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
     position = torch.arange(len(characters))
-    measures = {
+    measures: dict[str, Callable[[Tensor], Tensor]] = {
         "distance": lambda rows: (rows * (position[:, None] - position)[1:]).sum(-1).mean(-1),  # in characters
         "entropy": lambda rows: torch.special.entr(rows).sum(-1).mean(-1),  # in nats
     }
@@ -54,9 +54,9 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
 
 def shares(weights: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Score]:
     """Return the scores of the attention weights (L, H, T, S) whose keys are `masks` (T, S), by name."""
-    uniform = uniform_attention(weights.size(-1))
+    weights, uniform = weights.double(), uniform_attention(weights.size(-1))
     return {
-        name: Score(attention_share(weights.double(), keys), attention_share(uniform, keys).item())
+        name: Score(attention_share(weights, keys), attention_share(uniform, keys).item())
         for name, keys in masks.items()
     }
 

@@ -16,12 +16,12 @@ HERE = Path(__file__).parent
 
 def assemble(data: Mapping[str, Any], title: str) -> str:
     """Return the page as HTML. The script reads `data`."""
-    template, style, script = ((HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    style, script = asset("page.css"), asset("page.js")
     policy = (
         f"default-src 'none'; script-src '{hash_of(script)}'; style-src '{hash_of(style)}'; img-src data:; "
         "worker-src blob:; base-uri 'none'; form-action 'none'"
     )
-    return Template(template).substitute(
+    return Template(asset("page.html")).substitute(
         policy=policy,
         title=html.escape(escape(title)),
         version=html.escape(data["version"]),
@@ -44,6 +44,11 @@ def embed_json(data: Mapping[str, Any]) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def asset(name: str) -> str:
+    """Return the content of a file beside this module."""
+    return (HERE / name).read_text(encoding="utf-8")
 
 
 def hash_of(content: str) -> str:

@@ -99,9 +99,9 @@ def test_links_of_stories_come_before_patterns() -> None:
     def on(*kinds: str, pronoun: bool = False) -> torch.Tensor:
         weights = head_on(pattern_keys(list(text))["previous"], 0.5)
         for link in found:
-            if link.kind in kinds:
+            for kind in link.keys.keys() & {*kinds}:
                 weights[link.query] = 0
-                weights[link.query, list(link.pronoun if pronoun else link.keys[:1])] = 1
+                weights[link.query, list(link.keys["pronoun"] if pronoun else link.keys[kind][:1])] = 1
         return weights / weights.sum(-1, keepdim=True)
 
     heads = [on("she"), on("he"), on("she", "he", pronoun=True), on("copy"), on()]
@@ -118,9 +118,9 @@ def test_links_of_stories_come_before_patterns() -> None:
     assert {"attention to He or She, before a name", "attention to the previous letter"} <= {*labels}
     to_both = uniform_attention(T)
     for link in found:
-        if link.kind == "she":  # as much on the other name
+        if "she" in link.keys:  # as much on the other name
             to_both[link.query] = 0
-            to_both[link.query, [link.keys[0], link.rivals[0]]] = 0.5
+            to_both[link.query, [link.keys["she"][0], link.keys["not she"][0]]] = 0.5
     ((both,),) = describe_heads(mean_scores([(to_both[None, None], list(text))], [(to_both[None, None], text)]))
     assert both.phrase == "many letters at once"
 

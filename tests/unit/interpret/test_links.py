@@ -15,7 +15,7 @@ def test_a_head_on_the_links_scores_one_and_uniform_attention_scores_the_baselin
     weights = torch.stack((uniform, torch.eye(600)))[None]
     for link in links(text):
         weights[0, 1, link.query] = 0
-        weights[0, 1, link.query, link.keys[0]] = 1
+        weights[0, 1, link.query, next(iter(link.keys.values()))[0]] = 1
     scores = link_scores(weights, text)
     assert scores.keys() == {*SCORES}
     assert [score.values[0, 1].item() for score in scores.values()] == [1, 1, 0, 1, 0, 0]

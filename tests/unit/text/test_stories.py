@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minigpt.interpret.links import links
+from minigpt.interpret.links import SCORES, links
 from minigpt.text.stories import BOYS, CAPITALS, GIRLS, MAX_SEED, Choices, stories
 
 
@@ -65,10 +65,13 @@ def test_places_and_songs_repeat() -> None:
 def test_links_lead_from_a_pronoun_and_a_copy_to_what_they_repeat() -> None:
     story = 'Anna from Wusana.\nJakob is here.\nHe says: "I am Jakob from Wusana."\n\nHe says: "I am Jakob from Wusana.'
     found = list(links(story))
-    (pronoun,) = (link for link in found if link.kind == "he")
+    (pronoun,) = (link for link in found if "he" in link.keys)
     assert story[pronoun.query :].startswith(' Jakob from Wusana."')
-    assert ["".join(story[key] for key in keys) for keys in (pronoun.keys, pronoun.rivals)] == ["Jakob", "Anna"]
-    copies = [(story[link.query], *(story[key] for key in link.keys)) for link in found if link.kind == "copy"]
+    assert ["".join(story[key] for key in keys) for keys in (pronoun.keys["he"], pronoun.keys["not he"])] == [
+        "Jakob",
+        "Anna",
+    ]
+    copies = [(story[link.query], *(story[key] for key in link.keys["copy"])) for link in found if "copy" in link.keys]
     assert copies == [("W", "u"), ("u", "s"), ("s", "a"), ("a", "n"), ("n", "a")], "the next story starts anew"
 
 
@@ -76,9 +79,9 @@ def test_the_next_character_follows_from_the_links() -> None:
     """At each link the text continues as the earlier words do, from wherever the part of the text starts."""
     part = text(20_000)[137:]
     found = list(links(part))
-    assert {link.kind for link in found} == {"copy", "he", "she"}
-    for link in found:
-        assert max(link.keys) < link.query
-        following = {part[key] for key in link.keys} if link.kind == "copy" else {part[link.keys[0]]}
-        assert following == {part[link.query + 1]}
-        assert part[link.query + 1] not in {part[rival] for rival in link.rivals}
+    assert {name for link in found for name in link.keys} == {*SCORES}
+    for query, keys in found:
+        assert max(max(several) for several in keys.values()) < query
+        following = keys.get("copy") or (keys.get("he") or keys["she"])[:1]
+        assert {part[key] for key in following} == {part[query + 1]}
+        assert part[query + 1] not in {part[rival] for name in ("not he", "not she") for rival in keys.get(name, ())}
