@@ -1,1 +1,1 @@
-"""Attention and head scores of a trained model: extraction, images, and exports."""
+"""What a trained model computes: activations, scores and phrases of heads, and comparisons."""
