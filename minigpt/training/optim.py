@@ -5,7 +5,7 @@ They are not `torch.optim.Optimizer`s, because creating one imports the compiler
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from minigpt.config.schema import OptimConfig
+from minigpt.model.gpt import Attention
 
 EPS = 1e-8
 NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
@@ -24,19 +25,21 @@ NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 class ParamGroupOptimizer:
     """An optimizer for a group of parameters that share their settings."""
 
-    state_shapes: ClassVar[Mapping[str, Callable[[Tensor], tuple[int, ...]]]]
-    """The state of each parameter by name: its shape as a function of the parameter. State starts at zero."""
     parameters: list[Tensor]
     peak_rate: float
     weight_decay: float
     state: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
 
+    def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state of a parameter by name. State starts at zero."""
+        raise NotImplementedError
+
     def state_tensors(self) -> list[list[Tensor]]:
         """Return the state in the order of `state_shapes`, one tensor per parameter. Create it if needed."""
-        for kind, shape in self.state_shapes.items():
-            if kind not in self.state:
-                self.state[kind] = [p.new_zeros(shape(p)) for p in self.parameters]
-        return [self.state[kind] for kind in self.state_shapes]
+        for parameter in self.parameters if not self.state else ():
+            for kind, shape in self.state_shapes(parameter).items():
+                self.state.setdefault(kind, []).append(parameter.new_zeros(shape))
+        return list(self.state.values())
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each parameter."""
@@ -49,10 +52,11 @@ class ParamGroupOptimizer:
 class AdamW(ParamGroupOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101)."""
 
-    state_shapes: ClassVar = {"step": lambda p: (), "exp_avg": lambda p: p.shape, "exp_avg_sq": lambda p: p.shape}
-
     beta1: float
     beta2: float
+
+    def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -73,15 +77,25 @@ class Muon(ParamGroupOptimizer):
     (https://arxiv.org/abs/2510.05491), each vector is divided by the running RMS of its entries. NorMuon does this to
     the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one.
+    A parameter may hold several matrices, such as the queries, keys and values of each head. Matrices of one shape are
+    updated together, which takes 40% less time for small matrices than one by one.
     """
 
-    state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
     size_decay: ClassVar = 0.95
     """Decay of `squared_size`, the running mean square of each vector."""
     ns_coefficients: ClassVar = NS_COEFFICIENTS
     momentum: float
     dtype: torch.dtype
+    several: Mapping[Tensor, int] = field(default_factory=dict)
+    """The number of matrices in each parameter that holds several, one above the other."""
+
+    def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        number, rows, columns = self.matrices(parameter, parameter).shape
+        return {"momentum_buffer": parameter.shape, "squared_size": (number, max(rows, columns))}
+
+    def matrices(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """Return a view of a tensor of the shape of a parameter as the matrices (n, R, C) that the parameter holds."""
+        return tensor.view(self.several.get(parameter, 1), -1, tensor.size(1))
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -91,31 +105,34 @@ class Muon(ParamGroupOptimizer):
         updates = torch._foreach_lerp(gradients, momenta, self.momentum)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
         stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
-        for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
-            stacks[tuple(sorted(matrix.shape))].append((matrix, update, size))
+        for parameter, update, size in zip(self.parameters, updates, sizes, strict=True):
+            weights = self.matrices(parameter, parameter)
+            stacks[tuple(sorted(weights.shape[1:]))].append((weights, self.matrices(parameter, update), size))
         for stack in stacks.values():
-            wide = torch.stack([_wide(update) for _, update, _ in stack])  # (N, R, C), R <= C
+            wide = torch.cat([_wide(update) for _, update, _ in stack])  # (N, R, C), R <= C
             orthogonal = orthogonalize(wide.to(self.dtype), self.ns_coefficients)
             normalized = self.normalize_columns(orthogonal, [size for *_, size in stack])
-            for (matrix, _, _), update in zip(stack, normalized, strict=True):
-                scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
-                matrix.add_(update if update.shape == matrix.shape else update.mT, alpha=-lr * scale)
+            parts = normalized.split([len(weights) for weights, *_ in stack])
+            for (weights, *_), update in zip(stack, parts, strict=True):
+                scale = math.sqrt(max(1, weights.size(1) / weights.size(2)))
+                weights.add_(update if update.shape == weights.shape else update.mT, alpha=-lr * scale)
 
     def normalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         """Return updates (N, R, C) with each column over its running RMS, and the norm of each matrix unchanged.
 
-        Update the running mean squares, `squared_sizes` (1, C) each, in place.
+        Update the running mean squares, `squared_sizes` (n, C) each, in place.
         """
         x = updates.to(squared_sizes[0].dtype)
-        torch._foreach_lerp_(squared_sizes, list(x.square().mean(1, keepdim=True)), 1 - self.size_decay)
-        normalized = x / torch.stack(squared_sizes).sqrt().clamp(min=EPS)
+        means = x.square().mean(1).split([len(sizes) for sizes in squared_sizes])
+        torch._foreach_lerp_(squared_sizes, list(means), 1 - self.size_decay)
+        normalized = x / torch.cat(squared_sizes)[:, None].sqrt().clamp(min=EPS)
         before, after = (y.norm(dim=(1, 2), keepdim=True) for y in (x, normalized))
         return normalized.mul_(before / after.clamp(min=EPS))
 
 
-def _wide(matrix: Tensor) -> Tensor:
-    """Return the matrix, transposed if it has more rows than columns."""
-    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
+def _wide(matrices: Tensor) -> Tensor:
+    """Return matrices (n, R, C), transposed if they have more rows than columns."""
+    return matrices.mT if matrices.size(1) > matrices.size(2) else matrices
 
 
 def orthogonalize(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
@@ -140,10 +157,11 @@ class Optimizer:
         if config.name == "muon":
             hidden = {p: name for p, name in self.names.items() if p.ndim == 2 and name.startswith("blocks.")}
         rest = [p for p in self.names if p not in hidden]
+        heads = {at.qkv.weight: 3 * at.n_head for at in model.modules() if isinstance(at, Attention)}
         groups: list[AdamW | Muon] = [
             AdamW([p for p in rest if p.ndim == 2], config.lr, config.weight_decay, config.beta1, config.beta2),
             AdamW([p for p in rest if p.ndim != 2], config.lr, 0.0, config.beta1, config.beta2),
-            Muon(list(hidden), config.muon_lr, config.weight_decay, config.momentum, dtype),
+            Muon(list(hidden), config.muon_lr, config.weight_decay, config.momentum, dtype, heads),
         ]
         self.groups = [group for group in groups if group.parameters]
         self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if hidden else {})

@@ -12,6 +12,26 @@ def plain_muon(muon: Any, wanted: bool) -> None:
         muon.normalize_columns = lambda updates, squared_sizes: updates
 
 
+def qkv_parts(muon: Any, count: int) -> None:
+    """Orthogonalize the matrix of queries, keys and values in `count` parts: 1, 3, or one for each pair of heads."""
+    muon.several = dict.fromkeys(muon.several, count)
+
+
+def momentum_ramp(muon: Any, argument: Any) -> None:
+    """Raise the momentum from `start` over the first `rise` steps, and lower it again over the last `fall` steps."""
+    peak, step, number = muon.momentum, muon.step, 0
+
+    def step_with_momentum(lr: float) -> None:
+        nonlocal number
+        left = argument["steps"] - number
+        share = min(1.0, number / max(1, argument["rise"]), left / max(1, argument["fall"]))
+        muon.momentum = argument["start"] + share * (peak - argument["start"])
+        number += 1
+        step(lr)
+
+    muon.step = step_with_momentum
+
+
 def muon_beta2(muon: Any, beta2: float) -> None:
     """Set the decay of the running mean of squared updates."""
     muon.size_decay = beta2
@@ -31,15 +51,17 @@ def normalize_square_rows(muon: Any, argument: Any) -> None:
 
 def normalize_all_rows(muon: Any, argument: Any) -> None:
     """Normalize the rows of all matrices, as NorMuon does (Li et al. 2025)."""
-    mean_squares: dict[Tensor, Tensor] = {}
+    mean_squares: dict[Any, Tensor] = {}
 
     def normalize(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
-        matrices = [p for p in muon.parameters if {*p.shape} == {*updates.shape[1:]}]
+        shape = [*updates.shape[1:]]
+        parts = [part for p in muon.parameters for part in muon.matrices(p, p) if sorted(part.shape) == shape]
         out = []
-        for matrix, update in zip(matrices, updates.float(), strict=True):
-            dim = 0 if matrix.size(0) > matrix.size(1) else 1  # tall matrices arrive transposed
+        for number, (part, update) in enumerate(zip(parts, updates.float(), strict=True)):
+            dim = 0 if part.size(0) > part.size(1) else 1  # tall matrices arrive transposed
             squared = update.square().mean(dim, keepdim=True)
-            size = mean_squares.setdefault(matrix, torch.zeros_like(squared)).lerp_(squared, 1 - muon.size_decay)
+            key = number, *shape
+            size = mean_squares.setdefault(key, torch.zeros_like(squared)).lerp_(squared, 1 - muon.size_decay)
             normalized = update / size.sqrt().clamp(min=1e-8)
             out.append(normalized * (update.norm() / normalized.norm().clamp(min=1e-8)))
         return torch.stack(out)
@@ -99,6 +121,8 @@ def rate_power(muon: Any, power: float) -> None:
 
 PATCHES = (
     plain_muon,
+    qkv_parts,
+    momentum_ramp,
     muon_beta2,
     normalize_square_rows,
     normalize_all_rows,

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,7 +210,9 @@ def updates_of(optimizer: Muon, lr: float) -> list[tuple[Tensor, Tensor]]:
     for matrix in optimizer.parameters:
         matrix.grad = torch.randn_like(matrix)
     optimizer.step(lr)
-    return [(old, new.detach() - old) for old, new in zip(before, optimizer.parameters, strict=True)]
+    changes = [(old, new.detach() - old) for old, new in zip(before, optimizer.parameters, strict=True)]
+    views = [map(partial(optimizer.matrices, p), pair) for p, pair in zip(optimizer.parameters, changes, strict=True)]
+    return [pair for old, change in views for pair in zip(old, change, strict=True)]
 
 
 def test_muon_patches_reach_the_optimizer() -> None:
@@ -217,6 +220,13 @@ def test_muon_patches_reach_the_optimizer() -> None:
     updates = torch.randn(1, 2, 4)
     assert torch.equal(muon(plain_muon=True).normalize_columns(updates, []), updates)
     assert not torch.equal(muon(plain_muon=False).normalize_columns(updates, [torch.zeros(1, 4)]), updates)
+    assert set(muon(qkv_parts=3).several.values()) == {3}
+    ramped = muon(momentum_ramp={"start": 0.5, "rise": 2, "fall": 1, "steps": 4})
+    momenta, peak = [], ramped.momentum
+    for _ in range(5):
+        updates_of(ramped, 0.1)
+        momenta.append(round(ramped.momentum, 3))
+    assert momenta == [0.5, round((0.5 + peak) / 2, 3), peak, peak, 0.5]
     adamw = fake_run(optim=OptimConfig(name="adamw"))
     with pytest.raises(ValueError, match="unpack"):
         patches.apply(adamw, {"muon_beta2": 0.5})
