@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
 
 
-TextOption = Annotated[str | None, Option(help="Text to inspect.", metavar="TEXT")]
-FileOption = Annotated[
-    str | None, Option(help="File with the text to inspect, or '-' (standard input).", metavar="FILE")
-]
+TextOption = Annotated[str | None, Option(help="Letters to inspect.", metavar="LETTERS")]
+FileOption = Annotated[str | None, Option(help="A text to inspect; '-': standard input.", metavar="SOURCE")]
 ValOption = Annotated[
     int | None, Option(help="Inspect the validation split, starting at this token. Default: 0.", metavar="OFFSET")
 ]
