@@ -16,7 +16,6 @@ from forgery import scale_weights
 
 from minigpt import __version__
 from minigpt.cli.app import app
-from minigpt.cli.options import complete_run
 from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
 from minigpt.text.download import downloads
@@ -163,10 +162,23 @@ def test_lists_name_every_preset_and_text(cli: Cli) -> None:
         assert [line.split()[0] for line in cli(command, "list").out.splitlines()[1:]] == list(names)
 
 
-def test_shells_complete_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
-    assert complete_run("") == ["last", "cjk", "verse-1"]
-    assert complete_run("v") == ["verse-1"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sample ", ["last", "cjk", "verse-1"]),
+        ("train --from v", ["verse-1"]),
+        ("train -c speed", ["speedrun"]),
+        ("train --set optim.mom", ["optim.momentum="]),
+        ("runs re", ["replay"]),
+    ],
+)
+def test_shells_complete_runs_presets_and_settings(home: Path, words: str, expected: list[str]) -> None:
+    program = "import sys; sys.argv = ['minigpt']; from minigpt.cli.main import main; main()"
+    asked = {"_MINIGPT_COMPLETE": "complete_bash", "COMP_WORDS": f"minigpt {words}"}
+    asked["COMP_CWORD"] = str(words.count(" ") + 1)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=home, env=environment() | asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
 
 
 def test_these_commands_start_without_torch(home: Path) -> None:
