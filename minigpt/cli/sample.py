@@ -132,9 +132,10 @@ class _Writer:
         chosen = {f"sample.{key}": value for key, value in options.items() if value is not None}
         drawn = {} if "sample.seed" in chosen else {"sample.seed": secrets.randbelow(1 << 31)}
         settings = resolve(("checkpoint", stored), ("chance", drawn), ("command line", chosen)).config.sample
+        engine = load_engine(loaded)
         if drawn and settings.temperature:
             notice(f"seed {settings.seed}")
-        return cls(loaded, load_engine(loaded), settings, unknown, stop)
+        return cls(loaded, engine, settings, unknown, stop)
 
     def write(self, prompt: str | None = None, count: int = 1) -> tuple[str, Iterator["SampledChar"]]:
         """Return the prompt, with unknown characters skipped or replaced, and the characters that continue it."""
