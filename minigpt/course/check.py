@@ -14,6 +14,8 @@ from minigpt.errors import UserError, escape
 
 TIME_LIMIT = 120
 """Seconds that a check may take, with the import of torch on a slow machine."""
+WORKER = "import sys; sys.path = [p for p in sys.path if p]; from minigpt.course.worker import main; main()"
+"""Unlike `python -m`, this imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11."""
 
 
 class Answer(BaseModel):
@@ -34,14 +36,12 @@ def check(chapter: int, path: Path) -> Answer:
     Raises:
         UserError: The file is no Python code, does not end in time, or ends its process.
     """
-    if not path.is_file():
-        raise UserError(f"{escape(path)} is not a file")
     if path.suffix != ".py":
         raise UserError(f"{escape(path)} is not named as Python code: rename it to {escape(path.stem)}.py")
     with TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")  # not a pipe, which the file could close or write to
         with subprocess.Popen(
-            [*python_command("minigpt.course.worker"), str(chapter), str(path), str(answer)],
+            [sys.executable, "-c", WORKER, str(chapter), str(path), str(answer)],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what the file prints is no result
             start_new_session=True,  # Ctrl-C is for this process, and a process group can be ended as a whole
@@ -63,12 +63,3 @@ def check(chapter: int, path: Path) -> Answer:
     if process.returncode < 0:
         end = f"by signal {signal.Signals(-process.returncode).name}"
     raise UserError(f"{escape(path)} ended its process before the check, {end}")
-
-
-def python_command(module: str) -> list[str]:
-    """Return the start of a command line that runs a module of minigpt in another process.
-
-    Unlike `python -m`, it imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11.
-    """
-    safe_path = "import sys; sys.path = [place for place in sys.path if place]; import runpy"
-    return [sys.executable, "-c", f"{safe_path}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]

@@ -1,16 +1,10 @@
-"""A process that check.py started: run the reader's file, compare its functions with minigpt's, and write the answer.
-
-Usage: CHAPTER FILE ANSWER. The file does not see the answer: what it prints goes to stderr, and it may close any
-descriptor.
-"""
+"""The process that check.py starts: run the reader's file, compare its functions with minigpt's, write the answer."""
 
 import importlib.util
 import os
 import re
 import signal
 import sys
-import threading
-import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -99,42 +93,27 @@ def where(error: BaseException, path: Path) -> str:
     return (f"line {line}: " if line else "") + shorten(problem, 200)
 
 
-def limit_memory() -> None:
-    """Let the file get a MemoryError, which names its line, before the system ends the process."""
+def set_limits() -> None:
+    """Limit the memory and the time of this process, except on Windows."""
     try:
         import resource
-    except ImportError:  # on Windows
+    except ImportError:
         return
+    signal.alarm(TIME_LIMIT)  # check.py ends this process, unless it was killed itself
     free, unlimited = free_memory(), resource.RLIM_INFINITY
     if free and resource.getrlimit(resource.RLIMIT_DATA)[0] == unlimited:
+        # The file gets a MemoryError, which names its line, before the system ends the process.
         resource.setrlimit(resource.RLIMIT_DATA, (max(free, LEAST_MEMORY), unlimited))
 
 
-def follow(parent: int) -> None:
-    """End this process after its parent. Windows does not report that, so end after the time limit as well."""
-    for _ in range(TIME_LIMIT):
-        time.sleep(1)
-        if os.getppid() != parent:
-            break
-    end()
-
-
-def end() -> None:
-    """End this process, and the processes that the reader's file started, without waiting for anything of the file."""
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    process = os.getpid()
-    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
-    limit_memory()
-    sys.stdout = sys.stderr  # which has no buffer to lose
+def main() -> None:
+    """Check a file. The arguments of the process are the chapter, the file, and where to write the answer."""
     chapter, file, out = sys.argv[1:]
+    process = os.getpid()
+    set_limits()
     sys.argv[:] = [file]
-    found = check(int(chapter), Path(file).resolve())
-    if os.getpid() != process:  # the file called os.fork
-        os._exit(0)
-    Path(out).write_text(found.model_dump_json(), encoding="utf-8")
-    end()
+    sys.stdout = sys.stderr  # which has no buffer to lose
+    answer = check(int(chapter), Path(file).resolve())
+    if os.getpid() == process:  # else the file called os.fork
+        Path(out).write_text(answer.model_dump_json(), encoding="utf-8")
+    os._exit(0)  # without waiting for threads of the file
