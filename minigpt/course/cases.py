@@ -123,8 +123,8 @@ def head(my: Any) -> Iterator[Case]:
         "the head is left out": model.output(embedded),
     }
     yield Case("OneHead(9, 8)(ids)", lambda: model(ids), model.output(embedded + attended), mistakes)
-    yield Case("train(model, ids, steps=30, context=4, batch=4)", lambda: check_training(my.train), True)
-    yield Case("train(model, ids, steps=1, context=4, batch=4, rate=0)", lambda: check_rate(my.train), True)
+    yield Case("train(model, ids, steps=30, context=4, batch=4)", partial(check_training, my.train))
+    yield Case("train(model, ids, steps=1, context=4, batch=4, rate=0)", partial(check_rate, my.train))
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:

@@ -27,14 +27,15 @@ class Case:
     name: str
     """What the reader would type."""
     call: Callable[[], Any]
-    expected: Any
+    expected: Any = None
+    """What it should return, or None if the call itself raises Mistake."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """What known mistakes return, by their description."""
 
     def problem(self) -> str:
         """Call the code. Return how its result differs, with the mistake if it is known, or "" if it agrees."""
         actual = self.call()
-        problem = difference(actual, self.expected)
+        problem = "" if self.expected is None else difference(actual, self.expected)
         descriptions = (name for name, wrong in self.mistakes.items() if not difference(actual, wrong))
         return ": ".join(filter(None, (problem, next(descriptions, "") if problem else "")))
 

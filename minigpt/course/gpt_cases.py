@@ -66,7 +66,7 @@ def block(my: Any) -> Iterator[Case]:
     """Check chapter 8."""
     ours, theirs, x, cos_sin = classic().blocks[0], my.Block(8, 4), randn(2, 6, 8), rope_cos_sin(6, 2)
     assert isinstance(ours, Block)
-    yield Case("Block(8, 4)", lambda: isinstance(load(theirs, ours), nn.Module), True)
+    yield Case("Block(8, 4)", partial(load, theirs, ours))
     hidden = ours.mlp.up(x)
     mistakes = {
         'GELU has no approximate="tanh"': ours.mlp.down(F.gelu(hidden)),
@@ -94,17 +94,16 @@ def yours(my: Any) -> Iterator[Case]:
     ours, theirs = classic(), my.GPT(9, 16, n_layer=2, n_head=4, C=8)
     ids, name = torch.arange(12).view(2, 6) % 9, "GPT(9, 16, n_layer=2, n_head=4, C=8)"
 
-    def is_small() -> bool:
+    def check_start() -> None:
         gpt = my.GPT(99, 16, n_layer=1, n_head=4, C=64)
         for name, parameter in gpt.named_parameters():
             if parameter.ndim == 2 and not 0.013 < parameter.std() < 0.025:  # GPT-2 divides by the root of 2 n_layer
                 raise Mistake(f"starts {name} with a standard deviation of {parameter.std():.3f}, expected 0.020")
         if any(isinstance(module, nn.LayerNorm) and (module.weight != 1).any() for module in gpt.modules()):
             raise Mistake("changes the gains of its norms: only matrices start with a standard deviation of 0.02")
-        return True
 
-    yield Case("GPT(99, 16, n_layer=1, n_head=4, C=64)", is_small, True)
-    yield Case(name, lambda: isinstance(load(theirs, ours), nn.Module), True)
+    yield Case("GPT(99, 16, n_layer=1, n_head=4, C=64)", check_start)
+    yield Case(name, partial(load, theirs, ours))
     embedded, stack = ours.embed(ids), nn.Sequential(*ours.blocks)
     mistakes = {
         "the last norm is missing": _logits(ours, ids, norm=False),
@@ -119,8 +118,8 @@ def yours(my: Any) -> Iterator[Case]:
     def train(model: nn.Module, ids: Tensor, steps: int, context: int, batch: int) -> Any:
         return my.train_gpt(model, ids, steps, batch)
 
-    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", lambda: check_training(train), True)
-    yield Case("train_gpt(gpt, ids, steps=2, at=at)", lambda: _moments(my), [0, 1, 2])
+    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", partial(check_training, train))
+    yield Case("train_gpt(gpt, ids, steps=2, at=at)", partial(_moments, my), [0, 1, 2])
     if is_run(RUNS / YOUR_RUN):
         yield _your_run(my)
 
@@ -149,48 +148,55 @@ def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = Non
     return model.unembed(x) if norm else x @ model.token_embedding.weight.T
 
 
+WRONG_ADAMW: dict[str, dict[str, Any]] = {
+    "the weight decay is missing": {"decays": (0.0, 0.0)},
+    "vectors have weight decay too": {"decays": (0.1, 0.1)},
+    "the weight decay is added to the gradient": {"optimizer": torch.optim.Adam},
+    "beta2 is 0.999, not 0.99": {"beta2": 0.999},
+}
+"""What is different in `_torch_adamw` with a mistake of the reader."""
+
+
+def _torch_adamw(
+    parameters: list[nn.Parameter],
+    optimizer: Callable[..., Any] = torch.optim.AdamW,
+    beta2: float = 0.99,
+    decays: tuple[float, float] = (0.1, 0.0),
+) -> Any:
+    groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
+    return optimizer(groups, lr=0.1, betas=(0.9, beta2))
+
+
+def _three_steps(make: Callable[[list[nn.Parameter]], Any], *rate: float) -> Tensor:
+    """Return a matrix and a vector after three steps of the optimizer that `make` returns for them."""
+    parameters = [nn.Parameter(randn(4, 3)), nn.Parameter(randn(3))]
+    optimizer = make(parameters)
+    for step in range(3):
+        for parameter in parameters:
+            parameter.grad = randn(*parameter.shape).roll(step)
+        optimizer.step(*rate)
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
 def _optimizer(my: Any) -> Iterator[Case]:
     """Check `AdamW`, `rate_at` and `clip`."""
-
-    def updated(make: Callable[[list[nn.Parameter]], Callable[[], object]]) -> Tensor:
-        """Return a matrix and a vector after three calls of the step that `make` returns for them."""
-        parameters = [nn.Parameter(randn(4, 3)), nn.Parameter(randn(3))]
-        update = make(parameters)
-        for step in range(3):
-            for parameter in parameters:
-                parameter.grad = randn(*parameter.shape).roll(step)
-            update()
-        return torch.cat([parameter.detach().flatten() for parameter in parameters])
-
-    def torch_step(
-        parameters: list[nn.Parameter], beta2: float = 0.99, decay: float = 0.1, bias_decay: float = 0.0,
-        couples: bool = False,
-    ) -> Any:  # fmt: skip
-        decays = (decay, bias_decay)
-        groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
-        return (torch.optim.Adam if couples else torch.optim.AdamW)(groups, lr=0.1, betas=(0.9, beta2)).step
-
-    mistakes = {
-        "the weight decay is missing": updated(partial(torch_step, decay=0.0)),
-        "vectors have weight decay too": updated(partial(torch_step, bias_decay=0.1)),
-        "the weight decay is added to the gradient": updated(partial(torch_step, couples=True)),
-        "beta2 is 0.999, not 0.99": updated(partial(torch_step, beta2=0.999)),
-    }
-    call = partial(updated, lambda parameters: partial(my.AdamW(parameters).step, 0.1))
-    yield Case("three steps of AdamW([matrix, vector])", call, updated(torch_step), mistakes)
+    mistakes = {name: _three_steps(partial(_torch_adamw, **change)) for name, change in WRONG_ADAMW.items()}
+    call = partial(_three_steps, my.AdamW, 0.1)
+    yield Case("three steps of AdamW([matrix, vector])", call, _three_steps(_torch_adamw), mistakes)
     rates = torch.tensor([min((step + 1) / 50, (500 - step) / 451) for step in range(500)])
     name = "[rate_at(step, 500, peak=1) for step in range(500)]"
     yield Case(name, lambda: torch.tensor([float(my.rate_at(step, 500, peak=1)) for step in range(500)]), rates)
-    direction = F.normalize(randn(10), dim=0)
-    for length in (10.0, 0.1):
-        parts = list((length * direction).split((6, 4)))
+    long = 10 * F.normalize(randn(10), dim=0)
+    yield Case("clip(gradients) of length 10", partial(_clipped, my.clip, long), long / 10)
+    short, mistakes = long / 100, {"it lengthens short gradients": long / 10}
+    yield Case("clip(gradients) of length 0.1", partial(_clipped, my.clip, short), short, mistakes)
 
-        def clip(parts: list[Tensor] = parts) -> Tensor:
-            my.clip(parts)
-            return torch.cat(parts)
 
-        mistakes = {"it lengthens short gradients": direction} if length < 1 else {}
-        yield Case(f"clip(gradients) of length {length:g}", clip, min(1.0, length) * direction, mistakes)
+def _clipped(clip: Callable[[list[Tensor]], object], gradient: Tensor) -> Tensor:
+    """Return a gradient, given to `clip` in two parts."""
+    parts = [part.clone() for part in gradient.split((6, 4))]
+    clip(parts)
+    return torch.cat(parts)
 
 
 def _moments(my: Any) -> list[int]:
@@ -241,12 +247,11 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
         mistakes,
     )
 
-    def is_random() -> bool:
+    def check_samples() -> None:
         if len(set(my.generate(load(theirs, ignorant), prompt[:1], 15)[1:].tolist())) == 1:
             raise Mistake("always takes the most probable letter; it should sample")
-        return True
 
-    yield Case("generate(gpt, ids, 15) samples", is_random, True)
+    yield Case("generate(gpt, ids, 15) samples", check_samples)
 
 
 def learned(my: Any) -> Iterator[Case]:
