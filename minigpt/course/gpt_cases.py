@@ -151,20 +151,15 @@ def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = Non
 WRONG_ADAMW: dict[str, dict[str, Any]] = {
     "the weight decay is missing": {"decays": (0.0, 0.0)},
     "vectors have weight decay too": {"decays": (0.1, 0.1)},
-    "the weight decay is added to the gradient": {"optimizer": torch.optim.Adam},
+    "the weight decay is added to the gradient": {"kind": torch.optim.Adam},
     "beta2 is 0.999, not 0.99": {"beta2": 0.999},
 }
 """What is different in `_torch_adamw` with a mistake of the reader."""
 
 
-def _torch_adamw(
-    parameters: list[nn.Parameter],
-    optimizer: Callable[..., Any] = torch.optim.AdamW,
-    beta2: float = 0.99,
-    decays: tuple[float, float] = (0.1, 0.0),
-) -> Any:
+def _torch_adamw(parameters: Any, kind: Any = torch.optim.AdamW, beta2: float = 0.99, decays: Any = (0.1, 0.0)) -> Any:
     groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
-    return optimizer(groups, lr=0.1, betas=(0.9, beta2))
+    return kind(groups, lr=0.1, betas=(0.9, beta2))
 
 
 def _three_steps(make: Callable[[list[nn.Parameter]], Any], *rate: float) -> Tensor:

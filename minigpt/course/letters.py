@@ -48,15 +48,18 @@ def table(ids: Tensor, length: int, V: int) -> Tensor:
 
     Each count is one too high, so that nothing is impossible (Laplace's rule of succession).
     """
-    index = sum(ids[i : len(ids) - length + i] * V ** (length - i) for i in range(length + 1))
-    counts = 1 + torch.bincount(index, minlength=V ** (length + 1)).view(-1, V)
+    counts = 1 + torch.bincount(numbered(ids, length + 1, V), minlength=V ** (length + 1)).view(-1, V)
     return counts / counts.sum(1, keepdim=True)
+
+
+def numbered(ids: Tensor, length: int, V: int) -> Tensor:
+    """Return the number of each sequence of `length` letters in a text, from 0 to V ** length - 1."""
+    return ids.unfold(0, length, 1) @ V ** torch.arange(length).flip(0)
 
 
 def loss_of_table(probabilities: Tensor, ids: Tensor, length: int, V: int) -> float:
     """Return the mean loss of a table on a text, in nats per letter."""
-    index = sum(ids[i : len(ids) - length + i] * V ** (length - 1 - i) for i in range(length))
-    return -probabilities[index, ids[length:]].log().mean().item()
+    return -probabilities.flatten()[numbered(ids, length + 1, V)].log().mean().item()
 
 
 @cache
@@ -73,7 +76,6 @@ def guess(seed: int) -> dict[str, float]:
     V = tokenizer.vocab_size
     share = torch.bincount(training, minlength=V) / len(training)
     pairs, triples = table(training, 1, V), table(training, 2, V)
-    cells = (training[:-2] * V + training[1:-1]) * V + training[2:]
     H, e = tokenizer.encode("He").tolist()
     return {
         "letters": V,
@@ -84,7 +86,7 @@ def guess(seed: int) -> dict[str, float]:
         "A triples": triples[:, tokenizer.encode("A")[0]][tokenizer.encode("m ") @ np.array([V, 1])].item(),
         "triples": loss_of_table(triples, validation, 2, V),
         "cells": V**3,
-        "seen": len(cells.unique()) / V**3,
+        "seen": len(numbered(training, 3, V).unique()) / V**3,
         "e after H": pairs[H, e].item(),
     }
 
@@ -108,22 +110,20 @@ def fox(seed: int) -> dict[str, float]:
 
 
 def scale(seed: int) -> dict[str, float]:
-    """Measure chapter 4: random queries and keys, with and without the scale."""
+    """Measure chapter 4: random queries and keys, with and without the scale.
+
+    The keys in use are exp of the mean entropy of the rows: N for equal weights on N keys, 1 if one key has all weight.
+    """
     generator = torch.Generator().manual_seed(seed)
     numbers: dict[str, float] = {}
     for D in SIZES:
         q, k = torch.randn(2, KEYS, D, generator=generator)
         scores = q @ k.T
         numbers[f"spread {D}"] = scores.std().item()
-        numbers[f"raw {D}"] = keys_in_use(scores.softmax(-1))
-        numbers[f"scaled {D}"] = keys_in_use((scores / math.sqrt(D)).softmax(-1))
+        for name, divisor in (("raw", 1.0), ("scaled", math.sqrt(D))):
+            entropy = torch.special.entr((scores / divisor).softmax(-1)).sum(-1)
+            numbers[f"{name} {D}"] = math.exp(entropy.mean().item())
     return numbers
-
-
-def keys_in_use(weights: Tensor) -> float:
-    """Return exp of the mean entropy of the rows: N for equal weights on N keys, 1 if one key has all weight."""
-    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
-    return math.exp(entropy.mean().item())
 
 
 class Average(nn.Module):
@@ -173,7 +173,7 @@ def train(model: nn.Module, steps: int, rate: float = 0.01) -> None:
     for _ in tqdm(range(steps), leave=False, disable=None, unit="step"):
         starts = torch.randint(len(ids) - CONTEXT, (BATCH, 1))
         windows = ids[starts + torch.arange(CONTEXT + 1)]  # (B, T + 1)
-        loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        loss = loss_on(model, windows)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -183,9 +183,12 @@ def train(model: nn.Module, steps: int, rate: float = 0.01) -> None:
 def loss_of(model: nn.Module) -> float:
     """Return the loss of a model on the validation text, in windows of CONTEXT."""
     _, _, ids = text()
-    count = (len(ids) - 1) // CONTEXT
-    x, y = (ids[start : start + count * CONTEXT].view(count, CONTEXT) for start in (0, 1))
-    return F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
+    return loss_on(model, ids.unfold(0, CONTEXT + 1, CONTEXT)).item()
+
+
+def loss_on(model: Callable[[Tensor], Tensor], windows: Tensor) -> Tensor:
+    """Return the mean loss on windows (B, T + 1), for a function from ids (B, T) to logits (B, T, V)."""
+    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
 @torch.no_grad()

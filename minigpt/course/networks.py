@@ -1,7 +1,8 @@
 """What chapters 6 to 11 measure: models that minigpt trains, in runs whose names start with `course-`."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice, product
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from minigpt.course import letters
 from minigpt.errors import RunFinishedError, UserError
 from minigpt.interpret.descriptions import mean_scores
+from minigpt.interpret.effects import probabilities_without
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
 from minigpt.interpret.links import linked_windows
@@ -22,8 +24,7 @@ from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.runs import lock, new_run
 from minigpt.text.dataset import load_dataset
-from minigpt.text.tokenizer import Ids, Tokenizer
-from minigpt.training.evaluate import evaluate
+from minigpt.text.tokenizer import Ids
 from minigpt.training.loop import train
 from minigpt.training.setup import prepare_resume, prepare_run
 from minigpt.training.signals import interrupt
@@ -64,20 +65,16 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
     settings = {"train.eval_every": settings["train.steps"], "train.save_every": settings["train.steps"]} | settings
     assignments = [f"{key}={value}" for key, value in settings.items()]
     prepared = prepare_run(["builtin:stories"], preset, assignments)
-    if not is_run(RUNS / name):
-        with new_run(name, prepared.stem) as run:
-            outcome = train(prepared.config, run, prepared.data)
-    else:
-        with lock(RUNS / name):
-            earlier = prepare_resume(RUNS / name, [])
-            if earlier.config != prepared.config:
-                raise UserError(f"runs/{name} has other settings than this chapter needs; rename it, then try again")
-            try:
-                outcome = train(earlier.config, RUNS / name, earlier.data, resume=earlier.checkpoint)
-            except RunFinishedError:
-                return load_checkpoint(name, "last")
-    if outcome.signal:
-        interrupt(outcome.signal, None)
+    run, config = RUNS / name, prepared.config
+    is_new = not is_run(run)
+    with new_run(name, prepared.stem) if is_new else lock(run), suppress(RunFinishedError):
+        if not is_new:
+            prepared = prepare_resume(run, [])
+        if prepared.config != config:
+            raise UserError(f"runs/{name} has other settings than this chapter needs; rename it, then try again")
+        outcome = train(config, run, prepared.data, resume=prepared.checkpoint)
+        if outcome.signal:
+            interrupt(outcome.signal, None)
     return load_checkpoint(name, "last")
 
 
@@ -131,10 +128,10 @@ def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), 
     return F.cross_entropy(model.unembed(x).flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
-def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
-    """Return windows (B, T + 1) spread over the validation split."""
+def windows(checkpoint: Checkpoint) -> Tensor:
+    """Return 64 windows (B, T + 1) spread over the validation split."""
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
-    return spread_windows(tokens, checkpoint.config.model.context, number)
+    return spread_windows(tokens, checkpoint.config.model.context, 64)
 
 
 YOURS: dict[str, Any] = {
@@ -179,7 +176,7 @@ def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
     model = load_transformer(checkpoint)
     then, now = (mean_scores((), ((extract(m, ids).weights, text) for ids, text in linked)) for m in (untrained, model))
     best = int(now["copy"].values.argmax())
-    costs = head_costs(model, tokenizer, adjacent[:WINDOWS])
+    costs = head_costs(model, adjacent[:WINDOWS])
     return {
         "uniform": now["copy"].uniform,
         "copy 0": then["copy"].values.flatten()[best].item(),
@@ -192,17 +189,13 @@ def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
     }
 
 
-def head_costs(model: GPT, tokenizer: Tokenizer, windows: Sequence[Ids]) -> Tensor:
+def head_costs(model: GPT, windows: Sequence[Ids]) -> Tensor:
     """Return by how much the loss rises without each head, (L, H): the mean over the windows, in nats."""
-
-    def losses() -> Tensor:
-        return torch.tensor([evaluate(model, window, tokenizer).loss for window in windows])
-
-    usual, costs = losses(), list[Tensor]()
-    for head in product(range(model.config.n_layer), range(model.config.n_head)):
-        with ablate_heads(model, {head}):
-            costs.append(losses() - usual)
-    return torch.stack(costs, 1).mean(0).view(model.config.n_layer, model.config.n_head)
+    losses = torch.zeros(1 + model.config.n_layer * model.config.n_head)
+    for ids in windows:
+        chances = probabilities_without(model, ids[:-1], 0)[:, range(len(ids) - 1), ids[1:].tolist()]
+        losses -= chances.log().mean(1) / len(windows)
+    return (losses[1:] - losses[0]).view(model.config.n_layer, model.config.n_head)
 
 
 def replaced(seed: int) -> dict[str, float]:
@@ -211,11 +204,8 @@ def replaced(seed: int) -> dict[str, float]:
     gpt = trained("11-gpt", seed, HALVES)
     numbers: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
-        early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)
         gradient = gradient_by_distance(load_model(checkpoint), windows(checkpoint))
-        numbers |= {
-            name: loss(checkpoint),
-            f"{name} early": loss(early),
-            f"{name} far": (gradient[FAR] / gradient[1]).item(),
-        }
+        numbers[name] = loss(checkpoint)
+        numbers[f"{name} early"] = loss(load_checkpoint(checkpoint.run_name, EARLY))
+        numbers[f"{name} far"] = (gradient[FAR] / gradient[1]).item()
     return numbers

@@ -180,7 +180,7 @@ def test_the_cost_of_a_head_is_the_rise_of_the_loss_without_it() -> None:
     def mean_loss() -> float:
         return statistics.fmean(evaluate(model, window, loaded.tokenizer).loss for window in windows)
 
-    costs, usual = networks.head_costs(model, loaded.tokenizer, windows), mean_loss()
+    costs, usual = networks.head_costs(model, windows), mean_loss()
     with ablate_heads(model, {(1, 0)}):
         assert costs[1, 0].item() == pytest.approx(mean_loss() - usual, abs=1e-6)
     assert costs.shape == (2, 2)
