@@ -22,18 +22,28 @@ class Number:
     values: list[float]
     """The values of the book, one for each seed."""
 
+    def range(self) -> tuple[float, float]:
+        """Return the range of the book, in which a reader's value should lie.
+
+        One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
+        but not below zero.
+        """
+        low, high = min(self.values), max(self.values)
+        margin = (high - low) / 2
+        return max(min(low, 0.0), low - margin), high + margin
+
     def show(self, value: float) -> str:
         """Return the value as text."""
         return f"{value:{self.style}}"
 
     def show_range(self) -> str:
         """Return the range of the book as text."""
-        low, high = map(self.show, book_range(self.values))
+        low, high = map(self.show, self.range())
         return low if low == high else f"{low} to {high}"
 
     def is_outside(self, value: float) -> bool:
         """Return whether a reader's value is outside the range of the book, and looks so."""
-        low, high = book_range(self.values)
+        low, high = self.range()
         return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
 
 
@@ -53,30 +63,12 @@ class Chapter:
         return f"{self.number:02}-{self.title.lower().replace(' ', '-').replace('?', '')}.md"
 
 
-def book_range(values: list[float]) -> tuple[float, float]:
-    """Return the range in which a reader's value should lie, for the values of five seeds.
-
-    One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
-    but not below zero.
-    """
-    low, high = min(values), max(values)
-    wider = low - (high - low) / 2
-    return (wider if low < 0 else max(0.0, wider)), high + (high - low) / 2
-
-
 MEASURES = (
     letters.guess, letters.average, letters.fox, letters.scale, letters.one_head, networks.positions, networks.heads,
     networks.block, networks.yours, networks.learned, networks.replaced,
 )  # fmt: skip
 """What trains and measures the numbers of each chapter, for a seed."""
-
-
-def _read() -> tuple[Chapter, ...]:
-    book = json.loads(RECORDED.read_text(encoding="utf-8"))
-    return tuple(
-        Chapter(i, entry["title"], {name: Number(**number) for name, number in entry["numbers"].items()}, measure)
-        for i, (entry, measure) in enumerate(zip(book, MEASURES, strict=True), 1)
-    )
-
-
-CHAPTERS = _read()
+CHAPTERS = tuple(
+    Chapter(i, entry["title"], {name: Number(**number) for name, number in entry["numbers"].items()}, measure)
+    for i, (entry, measure) in enumerate(zip(json.loads(RECORDED.read_text("utf-8")), MEASURES, strict=True), 1)
+)

@@ -40,15 +40,18 @@ def heads(my: Any) -> Iterator[Case]:
     cos_sin = rope_cos_sin(6, 2)
     q, k, v = ours.queries_keys_values(x, cos_sin)
     output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
-    unmoved = ours.proj(output.reshape(2, 6, 8))
+
+    def projected(output: Tensor) -> Tensor:
+        return ours.proj(output.transpose(1, 2).flatten(2))
+
     mistakes = {
-        "the heads are not moved behind the letters before they are put side by side": unmoved,
-        EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
+        "the heads are not moved behind the letters before they are put side by side": ours.proj(
+            output.reshape(2, 6, 8)
+        ),
+        EXCHANGED: projected(swapped),
         "the output is not multiplied by proj": output.transpose(1, 2).flatten(2),
         "queries and keys have no RoPE": ours(x),
-        "the values have RoPE too": ours.proj(
-            (attention_weights(q, k) @ apply_rope(v, cos_sin)).transpose(1, 2).flatten(2)
-        ),
+        "the values have RoPE too": projected(attention_weights(q, k) @ apply_rope(v, cos_sin)),
     }
     yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x, cos_sin), mistakes)
 

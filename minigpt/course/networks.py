@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.course import letters
@@ -17,7 +16,7 @@ from minigpt.interpret.effects import probabilities_without
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
 from minigpt.interpret.links import linked_windows
-from minigpt.model.gpt import GPT, Block
+from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model, load_transformer
 from minigpt.paths import RUNS, is_run
 from minigpt.seeds import mix_seed
@@ -108,24 +107,22 @@ def block(seed: int) -> dict[str, float]:
     changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
     checkpoint = trained("8", seed, changes)
     model, spread = load_transformer(checkpoint), windows(checkpoint)
-    loss_of_all = _loss_without(model, spread)
-    numbers = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": loss_of_all}
-    for part in ("attention", "mlp"):
-        numbers |= {f"{part} {n}": _loss_without(model, spread, (part, n)) - loss_of_all for n in range(LAYERS)}
+    blocks, whole = model.blocks, _loss_on(model, spread)
+    numbers = {"whole": whole}
+    for n, layer in enumerate(blocks):
+        model.blocks = blocks[:n]
+        numbers[f"after {n}"] = _loss_on(model, spread)
+        model.blocks = blocks
+        for part in ("attention", "mlp"):
+            hook = layer.get_submodule(part).register_forward_hook(lambda part, inputs, output: 0 * output)
+            numbers[f"{part} {n}"] = _loss_on(model, spread) - whole
+            hook.remove()
     return numbers | letters.small("blocks", seed)
 
 
 @torch.no_grad()
-def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), stop: int | None = None) -> float:
-    """Return the loss on windows (B, T + 1) without a part of a layer, or if the model stops after `stop` layers."""
-    x = model.embed(windows[:, :-1])
-    for layer, block in enumerate(list(model.blocks)[:stop]):
-        assert isinstance(block, Block)
-        if part != ("attention", layer):
-            x = x + block.attention(block.norm1(x), model.cos_sin)
-        if part != ("mlp", layer):
-            x = x + block.mlp(block.norm2(x))
-    return F.cross_entropy(model.unembed(x).flatten(0, 1), windows[:, 1:].flatten()).item()
+def _loss_on(model: GPT, windows: Tensor) -> float:
+    return letters.loss_on(model, windows).item()
 
 
 def windows(checkpoint: Checkpoint) -> Tensor:

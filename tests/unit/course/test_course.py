@@ -16,7 +16,7 @@ from course_pages import assembled, blocks, page
 from random_models import TEXT, checkpoint
 
 from minigpt.course import letters, networks
-from minigpt.course.chapters import CHAPTERS, RECORDED, SEEDS, Chapter, book_range
+from minigpt.course.chapters import CHAPTERS, RECORDED, SEEDS, Chapter, Number
 from minigpt.course.worker import check
 from minigpt.errors import UserError
 from minigpt.interpret.extract import ablate_heads
@@ -126,8 +126,8 @@ def test_numbers_have_the_values_of_five_seeds() -> None:
         assert all(len(number.values) == len(SEEDS) for number in chapter.numbers.values())
     text = RECORDED.read_text(encoding="utf-8")
     assert course_book.book_text(json.loads(text)) == text
-    assert book_range([1.0, 2.0, 1.5]) == (0.5, 2.5), "a range is wider than its seeds"
-    assert book_range([3.0, 3.0]) == (3.0, 3.0)
+    assert Number("", "", [1.0, 2.0, 1.5]).range() == (0.5, 2.5), "a range is wider than its seeds"
+    assert Number("", "", [3.0, 3.0]).range() == (3.0, 3.0)
 
 
 @pytest.mark.parametrize("number", [6, 7])
