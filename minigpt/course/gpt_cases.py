@@ -41,7 +41,7 @@ def heads(my: Any) -> Iterator[Case]:
     q, k, v = ours.queries_keys_values(x, cos_sin)
     output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
 
-    def projected(output: Tensor) -> Tensor:
+    def projected(output: Tensor) -> Any:
         return ours.proj(output.transpose(1, 2).flatten(2))
 
     mistakes = {
@@ -117,11 +117,8 @@ def yours(my: Any) -> Iterator[Case]:
     yield Case(f"{name}(ids)", lambda: theirs(ids), ours(ids), mistakes)
     yield from _generation(my, theirs)
     yield from _optimizer(my)
-
-    def train(model: nn.Module, ids: Tensor, steps: int, context: int, batch: int) -> Any:
-        return my.train_gpt(model, ids, steps, batch)
-
-    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", partial(check_training, train))
+    call = partial(check_training, lambda gpt, ids, steps, context, batch: my.train_gpt(gpt, ids, steps, batch))
+    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", call)
     yield Case("train_gpt(gpt, ids, steps=2, at=at)", partial(_moments, my), [0, 1, 2])
     if is_run(RUNS / YOUR_RUN):
         yield _your_run(my)
@@ -238,12 +235,8 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
         "the model sees only the last letter": continuation(first=-1),
         "the model sees more letters than its context": continuation(first=None),
     }
-    yield Case(
-        "generate(gpt, ids, 10) past the context",
-        lambda: my.generate(load(theirs, certain), prompt, 10),
-        continuation(),
-        mistakes,
-    )
+    name = "generate(gpt, ids, 10) past the context"
+    yield Case(name, lambda: my.generate(load(theirs, certain), prompt, 10), continuation(), mistakes)
 
     def check_samples() -> None:
         if len(set(my.generate(load(theirs, ignorant), prompt[:1], 15)[1:].tolist())) == 1:
@@ -263,15 +256,15 @@ def learned(my: Any) -> Iterator[Case]:
         yield Case(f"weights_of(gpt, ids, layer={layer})", call, weights[layer], mistakes)
     rows = copy.deepcopy(ours)
     rows.get_parameter("blocks.1.attention.proj.weight").data[4:6] = 0
+
+    def without_head(layer: int, head: int) -> Any:
+        return my.without_head(theirs, layer, head)(ids)
+
     for layer, head in ((1, 2), (0, 1)):
         with ablate_heads(ours, {(layer, head)}):
             expected = ours(ids)
         mistakes = {"the rows of proj.weight are zero, not the columns": rows(ids), "no head is removed": ours(ids)}
-        yield Case(
-            f"without_head(gpt, layer={layer}, head={head})(ids)",
-            partial(lambda layer, head: my.without_head(theirs, layer, head)(ids), layer, head),
-            expected,
-            mistakes,
-        )
+        name = f"without_head(gpt, layer={layer}, head={head})(ids)"
+        yield Case(name, partial(without_head, layer, head), expected, mistakes)
         mistakes = {"without_head has changed the model that it was given": expected}
         yield Case("gpt(ids) is as before", lambda: theirs(ids), ours(ids), mistakes)

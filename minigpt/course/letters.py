@@ -4,6 +4,7 @@ The networks here, and those of `small`, are those that the reader writes, so th
 same losses.
 
 Letters in shapes: B batch, T time, C width, D head size, V vocabulary.
+Each network maps ids (B, T) to logits (B, T, V).
 """
 
 import math
@@ -135,7 +136,6 @@ class Average(nn.Module):
         self.pairs = nn.Embedding(V, V) if with_last else None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T)."""
         seen = causal_mask(ids.size(1), ids.size(1), ids.device).float()
         logits: Tensor = self.output(seen / seen.sum(1, keepdim=True) @ self.embedding(ids))
         return logits if self.pairs is None else logits + self.pairs(ids)
@@ -159,7 +159,6 @@ class OneHead(nn.Module):
         return attention_weights(q, k)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T)."""
         x = self.embedding(ids)
         logits: Tensor = self.output(x + self.weights(ids) @ self.value(x))
         return logits
@@ -207,7 +206,6 @@ class Small(nn.Module):
         self.embedding, self.layers, self.output = nn.Embedding(V, WIDTH), nn.ModuleList(layers), nn.Linear(WIDTH, V)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T)."""
         x, cos_sin = self.embedding(ids), rope_cos_sin(ids.size(1), WIDTH // 4)
         for layer in self.layers:
             x = layer(x, cos_sin) if isinstance(layer, Block) else x + layer(x, cos_sin)
@@ -218,14 +216,13 @@ class Small(nn.Module):
 def small(name: str, seed: int) -> dict[str, float]:
     """Train what the reader trains in chapter 6 ("rope"), 7 ("heads") or 8 ("blocks"): its loss, and its P("A")."""
     V, config = text()[0].vocab_size, small_config(n_embd=WIDTH, position="rotary", bias=True)
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "rope": lambda: OneHead(V, has_rope=True),
+        "heads": lambda: Small(V, [Attention(config)]),
+        "blocks": lambda: Small(V, [Block(config) for _ in range(3)]),
+    }
     torch.manual_seed(seed)
-    model: nn.Module
-    if name == "rope":
-        model = OneHead(V, has_rope=True)
-    elif name == "heads":
-        model = Small(V, [Attention(config)])
-    else:
-        model = Small(V, [Block(config) for _ in range(3)])
+    model = makers[name]()
     train(model, STEPS, 0.01 if name == "rope" else 0.003)
     return {f"mine {name}": loss_of(model), f"A {name}": chance_of_name(model)}
 
@@ -235,11 +232,10 @@ def one_head(seed: int) -> dict[str, float]:
     tokenizer, _, _ = text()
     torch.manual_seed(seed)
     model = OneHead(tokenizer.vocab_size)
-    numbers = {"pairs": loss_of_pairs(), "untrained": loss_of(model)}
-    train(model, EARLY)
-    numbers["early"] = loss_of(model)
-    train(model, STEPS - EARLY)
-    numbers["trained"] = loss_of(model)
+    numbers = {"pairs": loss_of_pairs()}
+    for name, steps in (("untrained", 0), ("early", EARLY), ("trained", STEPS - EARLY)):
+        train(model, steps)
+        numbers[name] = loss_of(model)
     numbers["A head"] = chance_of_name(model)
     with torch.no_grad():
         weights = model.weights(torch.from_numpy(tokenizer.encode(PROMPT))[None])[0, -1]

@@ -18,7 +18,7 @@ V, STEPS, CONTEXT, BATCH = 40, 30, 4, 4
 
 
 class Recorder(nn.Module):
-    """A table of logits for each pair of letters. It records every backward pass."""
+    """A table of logits for each pair of letters. It records every backward pass, and maps (B, T) to (B, T, V)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,6 @@ class Recorder(nn.Module):
         """Whether a backward pass has added its gradient to an earlier one."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T)."""
         logits = self.table[ids]
         if logits.requires_grad:
             values = logits.detach().cpu()

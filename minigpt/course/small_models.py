@@ -15,6 +15,6 @@ def randn(*shape: int) -> Tensor:
 
 def small_config(**changes: Any) -> ModelConfig:
     """Return the settings of a small GPT-2 without biases or positions, updated with `changes`."""
-    gpt2: dict[str, Any] = {"family": "classic", "norm": "layernorm", "activation": "gelu", "qk_norm": False}
-    small: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 32, "context": 64, "zero_init": False}
-    return ModelConfig(**{**gpt2, **small, "bias": False, "position": "none", **changes})
+    gpt2 = {"family": "classic", "norm": "layernorm", "activation": "gelu", "qk_norm": False, "zero_init": False}
+    small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "context": 64, "bias": False, "position": "none"}
+    return ModelConfig(**{**gpt2, **small, **changes})

@@ -36,8 +36,7 @@ def run_file(path: Path) -> ModuleType:
 
 def check(chapter: int, path: Path) -> Answer:
     """Compare chapter after chapter, up to `chapter`."""
-    answer = Answer()
-    at, module, itself = path.name, None, False
+    answer, at, module, itself = Answer(), path.name, ModuleType("not run yet"), False
     try:
         itself = imports_itself(path)  # before the file runs: it may delete itself
         module = run_file(path)
@@ -55,7 +54,7 @@ def check(chapter: int, path: Path) -> Answer:
             except Skipped as error:
                 answer.notices.append(escape(error))
     except BaseException as error:
-        if isinstance(error, AttributeError) and module is not None and error.obj is module:
+        if isinstance(error, AttributeError) and error.obj is module:
             at = f"chapter {len(answer.passed)}"
             problem = f"{path.name} has no {error.name}"
             if itself:
@@ -82,14 +81,13 @@ def where(error: BaseException, path: Path) -> str:
         message = next(iter(str(error).splitlines()), "")
     except BaseException:  # the reader's own class of errors may fail
         message = ""
-    line: int | None = None
+    line, problem = None, f"{type(error).__name__}: {message}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         line, problem = error.lineno, error.msg
     else:
         for frame, number in traceback.walk_tb(error.__traceback__):  # a list may be too large, if memory is short
             if frame.f_code.co_filename == str(path):
                 line = number
-        problem = f"{type(error).__name__}: {message}".removesuffix(": ")
     return (f"line {line}: " if line else "") + shorten(problem, 200)
 
 
