@@ -14,12 +14,12 @@ from minigpt.cli.evaluate import evaluate
 from minigpt.cli.export import export
 from minigpt.cli.import_ import import_
 from minigpt.cli.inspect import inspect
-from minigpt.cli.options import GROUP, Command
+from minigpt.cli.options import GROUP, HELP, Command
 from minigpt.cli.runs import runs_app
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
 
-app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(**GROUP, context_settings=HELP)
 PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export, "import": import_},

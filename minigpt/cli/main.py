@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from minigpt.world import rank
 
@@ -56,11 +57,18 @@ def _run(arguments: Sequence[str]) -> int:
 
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
+    from minigpt.cli.options import HELP
     from minigpt.training.signals import STDERR
 
     try:
         try:
-            code = app(arguments, standalone_mode=False)
+            command, names = _find(arguments)
+            if list(arguments) in [
+                [*names, option] for option in HELP["help_option_names"]
+            ]:  # importing pydantic takes 0.1 s
+                code = command.main(["--help"], " ".join(("minigpt", *names)), standalone_mode=False, **HELP)
+            else:
+                code = app(arguments, prog_name="minigpt", standalone_mode=False)
         finally:
             print(end="", flush=True)
     except SystemExit as error:
@@ -68,7 +76,9 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         code = BROKEN_PIPE
     except Exception as error:
-        line = error_line(error, *_command(arguments))
+        command, names = _find(arguments)
+        options = frozenset(option for parameter in command.params for option in parameter.opts)
+        line = error_line(error, " ".join(names), options)
         if line is None:
             raise
         if (
@@ -91,18 +101,19 @@ def _run(arguments: Sequence[str]) -> int:
     return code or 0
 
 
-def _command(arguments: Sequence[str]) -> tuple[str, frozenset[str]]:
-    """Return the name of the command in `arguments`, such as "train" or "data info", and its options."""
+def _find(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the command in `arguments`, and its names, such as "data" and "info"."""
     from typer.main import get_command
 
     from minigpt.cli.app import app
 
-    command, names = get_command(app), list[str]()
+    command: Any = get_command(app)
+    names: list[str] = []
     for word in arguments:
         if below := getattr(command, "commands", {}).get(word):
             command = below
             names.append(word)
-    return " ".join(names), frozenset(option for parameter in command.params for option in parameter.opts)
+    return command, names
 
 
 def _prepare_streams() -> None:

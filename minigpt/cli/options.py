@@ -42,6 +42,8 @@ class _Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+"""The context of every command."""
 GROUP: dict[str, Any] = {
     "cls": _Group,
     "no_args_is_help": True,
@@ -57,13 +59,13 @@ class Command(TyperCommand):
     allow_extra_args = True  # else their error would have no data
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        extra = super().parse_args(ctx, list(self._translated(args)))
+        extra = super().parse_args(ctx, list(self._translated(args, ctx.help_option_names)))
         if extra and not ctx.resilient_parsing:
             raise ExtraArgumentError(extra[0], ctx)
         return extra
 
-    def _translated(self, args: list[str]) -> Iterator[str]:
-        known = {name for parameter in self.params for name in parameter.opts}
+    def _translated(self, args: list[str], known_too: Iterable[str]) -> Iterator[str]:
+        known = {*known_too, *(name for parameter in self.params for name in parameter.opts)}
         words = iter(args)
         for word in words:
             name, equals, value = word.partition("=")

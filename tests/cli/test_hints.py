@@ -8,7 +8,7 @@ import pytest
 from command_line import SMALL, VERSE, Cli
 
 from minigpt.cli.hints import error_line, hint
-from minigpt.cli.main import _command
+from minigpt.cli.main import _find
 from minigpt.errors import (
     CheckpointError,
     DeviceError,
@@ -104,7 +104,9 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
 )
 @pytest.mark.skipif("os.name == 'nt'", reason="needs POSIX")
 def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
-    assert hint(error, *_command(command.split())) == expected
+    found, names = _find(command.split())
+    options = {option for parameter in found.params for option in parameter.opts}
+    assert hint(error, " ".join(names), options) == expected
 
 
 @pytest.mark.parametrize(
