@@ -170,7 +170,7 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"it is a text; to evaluate on it: minigpt eval --file {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if is_text(name):
             return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
-        case errors.RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+/\\-]*", name):
+        case errors.RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+@/\\-]*", name):
             return f"to continue a text: --prompt {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if chapter := re.match(r"course-(\d+)", name):
             return f"to train it: minigpt course run {chapter[1]}"

@@ -163,7 +163,7 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
 
         check_form(new.name)  # a path would name one folder below runs, and another one here
     elif resume is not None and (new.has_text or new.name is not None or new.start is not None or unknown):
-        raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
+        raise UserError("--resume keeps the text, configuration and name of the run; combine it only with settings")
     elif resume is not None and new.minutes:
         raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
     if resume is not None and new.dry_run:

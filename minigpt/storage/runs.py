@@ -52,7 +52,8 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     for folder in (root / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
         if is_run(folder):
             return folder
-    if is_checkpoint(name):
+    run, which = split_step(name)
+    if is_checkpoint(name) or (which and (is_run(root / run) or is_run(Path(run)))):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
     problems = [] if name == "last" else [f"no run is named '{escape(name)}'"]
     problems += [] if runs else [f"there are no runs in {escape(root.absolute())}"]
@@ -63,7 +64,7 @@ def split_step(name: str) -> tuple[str, str | None]:
     """Split "RUN@WHICH" into the run and which of its checkpoints is meant: a step, "best", "last" or None."""
     folder, last = os.path.split(name)
     run, _, which = last.rpartition("@")
-    return (os.path.join(folder, run), which) if run and not os.path.lexists(name) else (name, None)
+    return (os.path.join(folder, run), which) if run and which and not os.path.lexists(name) else (name, None)
 
 
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:

@@ -112,6 +112,12 @@ def test_2_a_resume_continues_from_a_step(cli: Cli, at_home: Path) -> None:
     assert [path.name for path in (at_home / "runs").iterdir() if is_run(path)] == ["verse-1"]
 
 
+@pytest.mark.parametrize("arguments", ["runs rm verse-1@2 --force", "runs verify verse-1@2", "sample verse-1@2@4"])
+def test_2_where_a_whole_run_is_meant_a_step_is_an_error(cli: Cli, arguments: str) -> None:
+    assert "is a checkpoint; give the name of its run" in cli(*arguments.split()).error
+    assert cli("runs", "verify", "verse-1").code == 0
+
+
 def test_2_no_run_can_have_an_at_sign(cli: Cli, at_home: Path) -> None:
     assert "'my@run' is not a valid run name" in cli("train", "verse.txt", "--name", "my@run").error
     assert "minigpt train" in cli("sample", "last", **no_runs(at_home)).error
