@@ -118,7 +118,9 @@ def config_init(
     fitted = fit(data.size, data.tokenizer.vocab_size, WORK["cpu"], *prepared.sources, longest=len(data.train) - 1)
     values, section = flatten(prepared.config), ""
     lines = ["# Settings that fit this text. What is not here has its default: minigpt config settings"]
-    for key in (key for key in values if key in fitted or (key == "data.source" and text)):
+    given = {"data.source"} if text else set[str]()
+    given |= {"data.encoding"} if encoding != "utf-8" else set[str]()
+    for key in (key for key in values if key in fitted or key in given):
         if section != (section := key.partition(".")[0]):
             lines.append(f"{section}:")
         lines += [f"  # {fields()[key].description}", f"  {key.partition('.')[2]}: {json.dumps(values[key])}"]
