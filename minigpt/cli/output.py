@@ -57,12 +57,14 @@ def size(count: int) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of cells in columns. On a terminal, wrap long columns, and align numbers to the right."""
+    from rich.cells import cell_len, set_cell_size
+
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
     columns = list(zip(*lines, strict=True))
     if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in columns]
+        widths = [max(map(cell_len, column)) for column in columns]
         for line in lines:
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+            print("  ".join(set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip())
         return
     from rich.console import Console
     from rich.table import Table

@@ -57,6 +57,11 @@ def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], 
     assert first.startswith("some words that take more than a line")
 
 
+@pytest.mark.parametrize("width", [None, 80])
+def test_a_chinese_letter_is_as_wide_as_two_others(printed: Callable[..., str], width: int | None) -> None:
+    assert printed(width, ["a", "b"], [["論語", "x"], ["four", "y"]]).splitlines() == ["a     b", "論語  x", "four  y"]
+
+
 def test_cells_are_not_markup(printed: Callable[..., str]) -> None:
     assert printed(80, ["a", "b"], [["[bold]x[/bold]", "[/]"]]).splitlines() == [
         "a               b",
