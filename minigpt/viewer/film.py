@@ -52,7 +52,7 @@ class Film:
         if run is None and named is None:
             return cls()
         if run is None:
-            raise UserError("--steps needs a run, not a checkpoint folder")
+            raise UserError("a checkpoint folder has no other steps; name its run")
         room = most_moments(opened.weights, [other.weights for other in others])
         saved = sorted({*saved_steps(run), step})  # it may be quarantined
         if len(saved) == 1 and not opened.metadata.imported:
@@ -62,10 +62,10 @@ class Film:
         if named is not None:
             film, steps = cls(room=room), {*named, step}
             if missing := sorted(steps - {*saved}):
-                raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
+                raise UserError(f"there are no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
             if len(steps) > max(1, room):
                 problem = f"the page has room for {room} steps, with the opened one, and {len(steps)} are named"
-                raise UserError(f"--steps: {problem}")
+                raise UserError(problem)
         else:
             film = cls(room=room, log=log)
             steps = {saved[0], step, *thin(saved, MOST_LOADED)} if room > 1 else set()

@@ -205,7 +205,7 @@ def test_a_film_that_does_not_fit_is_left_out_and_says_so(
 ) -> None:
     monkeypatch.setattr("minigpt.viewer.film.MOST_BYTES", 1000)
     assert "no film: the weights of another step" in cli("inspect", "verse", "-o", tmp_path / "page.html").err
-    assert "--steps: the page has room for " in cli("inspect", "verse", "--steps", "2").error
+    assert "the page has room for " in cli("inspect", "verse", "--steps", "2").error
     assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4]
 
 
@@ -217,7 +217,10 @@ def test_a_run_with_one_moment_has_no_film_and_says_so(cli: Cli, tmp_path: Path)
     checkpoint = run / "checkpoints/step-00000004"
     shutil.copytree(checkpoint, tmp_path / "alone")
     assert "film" not in cli("inspect", tmp_path / "alone", "-o", tmp_path / "page.html").err
-    assert "--steps needs a run" in cli("inspect", tmp_path / "alone", "--steps", "2").error
+    assert (
+        "a checkpoint folder has no other steps; name its run"
+        in cli("inspect", tmp_path / "alone", "--steps", "2").error
+    )
 
 
 def test_without_its_text_a_run_is_shown_on_generated_text(

@@ -140,7 +140,7 @@ def test_the_end_of_the_process_is_named(file: Path, code: str, end: str) -> Non
 
 SLEEPERS = """
 import os, subprocess, sys
-code = "import time; open('ready', 'w').close(); print('ready', flush=True); time.sleep(600)"
+code = "import time; print('ready', flush=True); open('ready', 'w').close(); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", code], stdout=2)
 while True: pass
 """
