@@ -165,7 +165,7 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
     elif resume is not None and (new.has_text or new.name is not None or new.start is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with settings")
     elif resume is not None and new.minutes:
-        raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
+        raise UserError("--resume keeps the duration of the run; to change it, add --steps N")
     if resume is not None and new.dry_run:
         raise UserError("--dry-run forecasts a new run; leave out --resume")
     if unknown and new.start is None:
