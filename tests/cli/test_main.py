@@ -65,7 +65,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments:
         ("train good.txt --name ../x", "x"),
         ("train --resume nobody", "nobody"),
         ("train --resume last", "minigpt train"),
-        ("train --resume x --name y", "--set"),
+        ("train --resume x --name y", "only with settings"),
         ("sample", "minigpt train"),
         ("sample -p a --file good.txt", "--file"),
         ("sample -i -n 2", "--interactive"),

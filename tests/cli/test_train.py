@@ -203,8 +203,8 @@ def test_an_empty_option_is_not_a_missing_one(cli: Cli, verse: str) -> None:
     """As in `-c "$PRESET"` if the variable is not set."""
     for text in ([verse], []):
         assert "''" in cli("train", *text, "-c", "").error
-    assert "--set" in cli("train", "--resume", "last", "-c", "").error
-    assert "--set" in cli("train", "--resume", "last", "--name", "").error
+    assert "only with settings" in cli("train", "--resume", "last", "-c", "").error
+    assert "only with settings" in cli("train", "--resume", "last", "--name", "").error
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpu"])
