@@ -272,8 +272,10 @@ def test_ctrl_c_in_an_import_has_no_traceback(home: Path, tmp_path: Path, argume
     """Before a command begins, Ctrl-C ends the process: a shell shows the code 130."""
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     done = interrupted_at(module, arguments, tmp_path)
-    assert (done.returncode, done.stderr) in {(-signal.SIGINT, ""), (130, STOPPED)}
-    assert (done.returncode == 130) == (module != "minigpt.cli.app")
+    code, stderr = (-signal.SIGINT, "") if module == "minigpt.cli.app" else (130, STOPPED)
+    *before, last = done.stderr.splitlines(keepends=True) or [""]  # on a busy machine, the command may get further
+    assert (done.returncode, last) == (code, stderr)
+    assert not [line for line in before if not line.startswith("fitted settings: ")]
 
 
 # ---- streams ----
