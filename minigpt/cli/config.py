@@ -117,7 +117,7 @@ def config_init(
     data = prepared.data
     fitted = fit(data.size, data.tokenizer.vocab_size, WORK["cpu"], *prepared.sources, longest=len(data.train) - 1)
     values, section = flatten(prepared.config), ""
-    lines = ["# Settings that fit this text. What is not here has its default: minigpt config settings"]
+    lines = ["# Settings that fit this text. Other settings have their defaults: minigpt config settings"]
     given = {"data.source"} if text else set[str]()
     given |= {"data.encoding"} if encoding != "utf-8" else set[str]()
     for key in (key for key in values if key in fitted or key in given):

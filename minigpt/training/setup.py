@@ -70,7 +70,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Prepare a new run on `text`, on the text of a preset, or on `builtin:python`.
 
-    Without a shipped preset, fit what is not set to the text.
+    Without a shipped preset, fit the other settings to the text.
 
     Args:
         text: Sources of text.
