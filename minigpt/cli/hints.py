@@ -14,7 +14,7 @@ from typing import Any
 from typer.exceptions import TyperException
 
 from minigpt import errors
-from minigpt.cli.options import TEXT, ExtraArgumentError, UnknownCommandError, option_of
+from minigpt.cli.options import TEXT, ExtraArgumentError, UnknownCommandError, option_of, options_of
 from minigpt.errors import UserError, escape, reason
 from minigpt.world import is_one_of_several, rank
 
@@ -70,7 +70,7 @@ def _usage_line(error: TyperException, command: str) -> str:
         problem = f"{error.message}{meant}"
     elif isinstance(error, ExtraArgumentError):
         names = ("--file", "--prompt") if os.path.exists(error.argument) else ("--prompt", "--text", "--file")
-        option = next((name for name in names if name in _options(context.command)), None)
+        option = next((name for name in names if name in options_of(context.command)), None)
         problem = error.message + (f"; a text is {option} {shell_quote(error.argument)}" if option else "")
     elif hasattr(error, "possibilities"):  # of an option that does not exist
         problem = _option_problem(error, context)
@@ -103,16 +103,12 @@ def _option_problem(error: Any, context: Any) -> str:
     from minigpt.config.aliases import ALIASES
 
     name = error.option_name
-    if name in _options(context.find_root().command):
+    if name in options_of(context.find_root().command):
         return f"{name} comes before the command"
     meant = ALIASES.get(name.lstrip("-").replace("-", "_"), "")
-    if meant and "--set" in _options(context.command):  # the value means something else
+    if meant and "--set" in options_of(context.command):  # the value means something else
         return f"no option is named {name}; its setting is {meant}"
     return str(error.format_message())
-
-
-def _options(command: Any) -> frozenset[str]:
-    return frozenset(option for parameter in command.params for option in parameter.opts)
 
 
 def _config_problem(error: errors.ConfigError, options: Collection[str]) -> str:

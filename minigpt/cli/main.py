@@ -51,21 +51,20 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: list[str]) -> int:
     """Run a command, print its error as one line, and return the exit code."""
     from typer.exceptions import TyperException
 
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
-    from minigpt.cli.options import HELP
+    from minigpt.cli.options import HELP, options_of
     from minigpt.training.signals import STDERR
 
     try:
         try:
             command, names = _find(arguments)
-            if list(arguments) in [
-                [*names, option] for option in HELP["help_option_names"]
-            ]:  # importing pydantic takes 0.1 s
+            is_help = arguments[len(names) :] in [[option] for option in HELP["help_option_names"]]
+            if is_help:  # without parsing the options of the program, which imports pydantic for 0.1 s
                 code = command.main(["--help"], " ".join(("minigpt", *names)), standalone_mode=False, **HELP)
             else:
                 code = app(arguments, prog_name="minigpt", standalone_mode=False)
@@ -77,8 +76,7 @@ def _run(arguments: Sequence[str]) -> int:
         code = BROKEN_PIPE
     except Exception as error:
         command, names = _find(arguments)
-        options = frozenset(option for parameter in command.params for option in parameter.opts)
-        line = error_line(error, " ".join(names), options)
+        line = error_line(error, " ".join(names), options_of(command))
         if line is None:
             raise
         if (

@@ -65,7 +65,7 @@ class Command(TyperCommand):
         return extra
 
     def _translated(self, args: list[str], known_too: Iterable[str]) -> Iterator[str]:
-        known = {*known_too, *(name for parameter in self.params for name in parameter.opts)}
+        known = {*known_too, *options_of(self)}
         words = iter(args)
         for word in words:
             name, equals, value = word.partition("=")
@@ -78,8 +78,14 @@ class Command(TyperCommand):
             elif not (key := setting_named(name)) or not {"--set", option_of(key)} & known:
                 yield word
             else:
-                value = value if equals else next(words, "")
+                if not equals and (value := next(words, "")) == "":
+                    raise UsageError(f"Option '{name}' requires an argument")
                 yield from (option_of(key), value) if option_of(key) in known else ("--set", f"{key}={value}")
+
+
+def options_of(command: Any) -> frozenset[str]:
+    """Return the names of the options and arguments of a command, such as --prompt and -p."""
+    return frozenset(name for parameter in command.params for name in parameter.opts)
 
 
 def setting_named(option: str) -> str:

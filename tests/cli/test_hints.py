@@ -9,6 +9,7 @@ from command_line import SMALL, VERSE, Cli
 
 from minigpt.cli.hints import error_line, hint
 from minigpt.cli.main import _find
+from minigpt.cli.options import options_of
 from minigpt.errors import (
     CheckpointError,
     DeviceError,
@@ -105,8 +106,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
 @pytest.mark.skipif("os.name == 'nt'", reason="needs POSIX")
 def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
     found, names = _find(command.split())
-    options = {option for parameter in found.params for option in parameter.opts}
-    assert hint(error, " ".join(names), options) == expected
+    assert hint(error, " ".join(names), options_of(found)) == expected
 
 
 @pytest.mark.parametrize(

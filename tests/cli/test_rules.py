@@ -11,6 +11,7 @@ import typer
 from command_line import Cli
 
 from minigpt.cli.app import app
+from minigpt.cli.options import options_of
 from minigpt.paths import is_run
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -133,13 +134,12 @@ def no_runs(at_home: Path) -> dict[str, Any]:
 
 
 def test_3_another_run_is_with() -> None:
-    takers = {name for name, command in every_command() if "--with" in options(command)}
+    takers = {name for name, command in every_command() if "--with" in options_of(command)}
     assert takers == {"inspect"}
-    assert not {option for _, command in every_command() for option in options(command)} & {"--compare", "--checkpoint"}
-
-
-def options(command: Any) -> set[str]:
-    return {option for parameter in command.params for option in parameter.opts}
+    assert not {option for _, command in every_command() for option in options_of(command)} & {
+        "--compare",
+        "--checkpoint",
+    }
 
 
 # ---- 4. Output files ----
