@@ -102,7 +102,7 @@ def runs_show(run: RunArgument = "last", as_json: JsonOption = False) -> None:
 
 @runs_app.command("rm")
 def runs_rm(runs: RunsArgument, force: Annotated[bool, Option("--force", help="Do not ask.")] = False) -> None:
-    """Delete runs. A run that trains, or has files that training did not write, is kept.
+    """Delete runs. A run that is training, or has files that minigpt did not write, is kept.
 
     Examples:
       minigpt runs rm old-1 old-2

@@ -208,12 +208,20 @@ def _discard(folder: Path) -> None:
 
 
 def remove_run(run: Path) -> None:
-    """Delete a run. Raise RunLockedError if it trains, and UserError if it has other files, which are kept."""
+    """Delete a run.
+
+    Raises:
+        RunLockedError: The run is training.
+        UserError: The folder has files that minigpt did not write. Nothing is deleted.
+    """
+    if others := [name for name in names_in(run) if not is_run_file(name)]:
+        example = escape(min(others))
+        raise UserError(
+            f"kept {escape(run)}, which has files that minigpt did not write; first move {example} elsewhere"
+        )
     with lock(run):
         _discard(run)
     _discard(run)  # Windows cannot remove a locked file
-    if others := names_in(run):
-        raise UserError(f"kept {escape(run)}: it has other files, such as {escape(min(others))}")
 
 
 def _create_numbered(stem: str) -> Path:

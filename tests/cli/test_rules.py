@@ -110,6 +110,10 @@ def test_2_a_run_is_a_name_a_path_or_last(cli: Cli, which: str, step: int) -> No
 def test_2_a_resume_continues_from_a_step(cli: Cli, at_home: Path) -> None:
     assert "resuming at step 2" in cli("train", "--resume", "verse-1@2").err
     assert "use 2, 4, best or last" in cli("train", "--resume", "verse-1@3").error
+    assert cli("train", "--resume", "verse-1", "--steps", 6).code == 0
+    resumed = cli("train", "--resume", "verse-1@4", "--steps", 6).err
+    assert "resuming at step 4" in resumed
+    assert "using the checkpoint's settings" not in resumed  # config.yaml was right about a later step
     assert [path.name for path in (at_home / "runs").iterdir() if is_run(path)] == ["verse-1"]
 
 
