@@ -15,7 +15,7 @@ PARTS = ("program", "weights", "gradients", "optimizer", "exchange", "activation
 
 
 def dry_run(prepared: "PreparedRun", processes: int, program: int | None, as_json: bool) -> None:
-    """Print the memory, operations and time of a run in so many processes, after measuring a few steps.
+    """Measure a few steps, then print the memory, operations and time of a run in several processes.
 
     `program` is the memory that this process had before it read the text, in bytes.
     """

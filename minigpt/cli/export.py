@@ -34,7 +34,7 @@ def export(
       minigpt export mine@last --to safetensors -o weights
     """
     if str(out) == "-":
-        raise UserError("an export is a folder, which standard output cannot hold; name one: -o FOLDER")
+        raise UserError("cannot write an export to standard output, because it is a folder; name one: -o FOLDER")
     load_torch()
     from minigpt.interop.card import short_prompt
     from minigpt.interop.export import FORMATS, check

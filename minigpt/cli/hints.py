@@ -88,8 +88,11 @@ def _usage_line(error: TyperException, command: str) -> str:
 def _found_instead(error: UnknownCommandError) -> str:
     """Return what to do with the text or run that a user named in the place of a command, or ""."""
     name, group = error.name, error.ctx.info_name if error.ctx.parent else None
-    texts = {None: "train on it: minigpt train", "data": "describe it: minigpt data info"}
-    texts["course"] = "check it: minigpt course check 1"
+    texts = {
+        None: "train on it: minigpt train",
+        "data": "describe it: minigpt data info",
+        "course": "check it: minigpt course check 1",
+    }
     runs = {None: "generate text: minigpt sample", "runs": "show it: minigpt runs show"}
     if group in texts and is_text(name):
         return f"{name} is a text; to {texts[group]} {shell_quote(name)}"

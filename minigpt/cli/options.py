@@ -75,12 +75,15 @@ class Command(TyperCommand):
                 yield word
             elif (hyphens := name.replace("_", "-")) in known:
                 yield f"{hyphens}{equals}{value}"
-            elif not (key := setting_named(name)) or not {"--set", option_of(key)} & known:
-                yield word
-            else:
-                if not equals and (value := next(words, "")) == "":
+            elif (option := option_of(key := setting_named(name))) in known:
+                yield f"{option}{equals}{value}"
+            elif key and "--set" in known:
+                given = value if equals else next(words, None)
+                if given is None:
                     raise UsageError(f"Option '{name}' requires an argument")
-                yield from (option_of(key), value) if option_of(key) in known else ("--set", f"{key}={value}")
+                yield from ("--set", f"{key}={given}")
+            else:
+                yield word
 
 
 def options_of(command: Any) -> frozenset[str]:
@@ -115,7 +118,9 @@ def only_list(context: Context) -> bool:
     for parameter in context.command.params:
         if context.params.get(str(parameter.name)) not in (parameter.default, None):
             group, command = context.info_name, context.invoked_subcommand
-            raise UsageError(f"{parameter.opts[0]} is an option of {group}; options of {command} follow it")
+            raise UsageError(
+                f"{parameter.opts[0]} is an option of the list of {group}; options of {command} come after {command}"
+            )
     return True
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LEAST_FORECAST = 0.68
 """The lowest loss for which the forecast was tested: a simple text may have no lower loss."""
 LONGER = 5
-"""`forecast` is about a run that takes so many times as long."""
+"""`forecast` predicts the loss of a run that takes this number of times as long."""
 
 
 def report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from minigpt.cli.options import LIST, JsonOption, RunArgument, RunsArgument, RunsFolderOption, only_list
+from minigpt.cli.options import LIST, JsonOption, RunArgument, RunsArgument, RunsFolderOption, complete_run, only_list
 from minigpt.cli.output import duration, json_text, notice, size, table, write
 from minigpt.errors import RunNotFoundError, UserError, count, escape
 from minigpt.paths import RUNS
@@ -124,7 +124,9 @@ def runs_rm(runs: RunsArgument, force: Annotated[bool, Option("--force", help="D
 
 @runs_app.command("verify")
 def runs_verify(
-    runs: Annotated[list[str] | None, Argument(help="Runs. Default: all of them.", metavar="[RUN]...")] = None,
+    runs: Annotated[
+        list[str] | None, Argument(help="Runs. Default: all of them.", metavar="[RUN]...", autocompletion=complete_run)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that no checkpoint or frame has changed since it was saved.

@@ -122,7 +122,7 @@ class _Writer:
 
     @classmethod
     def load(cls, run: str, options: dict[str, Any], unknown: OnUnknown, stop: Sequence[str]) -> "_Writer":
-        """Load a run, with its settings changed by the options that were given. Name the seed that was drawn."""
+        """Load a run, with its settings changed by options. Print the seed if it is chosen at random."""
         from minigpt.config.resolve import resolve
         from minigpt.sampling.load import load_engine
         from minigpt.storage.checkpoint import load_checkpoint
@@ -145,9 +145,8 @@ class _Writer:
         tokenizer, unknown = self.checkpoint.tokenizer, self.unknown
         if prompt is None:
             prompt = self.settings.prompt
-            unknown = (
-                unknown if self.settings.has_own_prompt else "replace"
-            )  # not every text has a newline, the default
+            if not self.settings.has_own_prompt:
+                unknown = "replace"  # not every text has the default, a newline
         ids = tokenizer.encode(unix_newlines(prompt), unknown)
         if len(ids) > self.engine.context:
             notice(f"the prompt is longer than the context: using the last {self.engine.context} of {len(ids)} tokens")

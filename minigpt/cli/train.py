@@ -62,7 +62,7 @@ DryRunOption = Annotated[
 ResumeOption = Annotated[
     str | None,
     Option(
-        help="Resume a run exactly where it stopped, or at RUN@STEP. 'auto': resume the run --name, or start it.",
+        help="Resume a run exactly where it stopped, or at RUN@STEP. 'auto': resume or start the run --name.",
         metavar="RUN",
         autocompletion=complete_run,
     ),

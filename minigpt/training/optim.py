@@ -87,14 +87,14 @@ class Muon(ParamGroupOptimizer):
     momentum: float
     dtype: torch.dtype
     several: Mapping[Tensor, int] = field(default_factory=dict)
-    """The number of matrices in each parameter that holds several, one above the other."""
+    """The number of matrices in each parameter that stacks several along its rows."""
 
     def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         number, rows, columns = self.matrices(parameter, parameter).shape
         return {"momentum_buffer": parameter.shape, "squared_size": (number, max(rows, columns))}
 
     def matrices(self, parameter: Tensor, tensor: Tensor) -> Tensor:
-        """Return a view of a tensor of the shape of a parameter as the matrices (n, R, C) that the parameter holds."""
+        """View `tensor`, which has the shape of `parameter`, as the matrices (n, R, C) that the parameter holds."""
         return tensor.view(self.several.get(parameter, 1), -1, tensor.size(1))
 
     @torch.no_grad()

@@ -158,7 +158,10 @@ def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments:
         ("data verse.txt", "verse.txt is a text; to describe it: minigpt data info verse.txt"),
         ("runs verse-1@2", "verse-1@2 is a run; to show it: minigpt runs show verse-1@2"),
         ("runs mine", "no command is named 'mine'; there are show, rm, verify, replay; see minigpt runs --help"),
-        ("runs --json show", "--json is an option of runs; options of show follow it; see minigpt runs show --help"),
+        (
+            "runs --json show",
+            "--json is an option of the list of runs; options of show come after show; see minigpt runs show --help",
+        ),
         ("course list", "no command is named 'list'; there are text, run, check; see minigpt course --help"),
         ("course chek", "no command is named 'chek'; did you mean check?; see minigpt course --help"),
         ("sampel", "no command is named 'sampel'; did you mean sample?; see minigpt --help"),

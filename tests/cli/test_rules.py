@@ -227,7 +227,7 @@ def test_6_a_group_without_a_command_lists(cli: Cli, group: str) -> None:
 def test_6_options_of_the_list_belong_to_no_command(cli: Cli, arguments: str) -> None:
     done = cli(*arguments.split())
     assert (done.code, done.out) == (2, "")
-    assert " is an option of " in done.err
+    assert " is an option of the list of " in done.err
 
 
 # ---- 7. Tracebacks ----
