@@ -56,7 +56,7 @@ def settings() -> str:
     lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
     unused = ", ".join(f"`{key}`" for key in NO_ATTENTION)
     rates = ", ".join(f"`{family}` {rate}" for family, rate in RECURRENT.items())
-    lines += ["", f"Recurrent families have biases, their own `optim.muon_lr` ({rates}), and no {unused}."]
+    lines += ["", f"Recurrent families have biases, their own `optim.lr` ({rates}), and no {unused}."]
     lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ ALIASES = {
     "eval_interval": "train.eval_every",
     "eval_iters": "train.eval_every (each evaluation reads the whole validation split)",
     "gradient_accumulation_steps": "train.micro_batch_size (sequences per forward pass)",
-    "learning_rate": "optim.lr (with Muon also optim.muon_lr)",
+    "learning_rate": "optim.lr",
     "log_interval": "train.log_every",
     "lr_decay_iters": "train.steps (the schedule ends with the run)",
     "max_iters": "train.steps",

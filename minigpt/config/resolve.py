@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
+from minigpt.config.schema import ADAMW_RATE, FAMILIES, NO_ATTENTION, NORMUON_RATE, RECURRENT, RunConfig
 from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs")
@@ -108,6 +108,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
+    A source that changes the optimizer discards an earlier learning rate.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
     Args:
@@ -135,9 +136,12 @@ def _merge(sources: Sequence[ConfigSource]) -> dict[str, tuple[Any, str]]:
     family = str(families[-1]) if families else "modern"  # of any type until it is checked
     defaults = {f"model.{key}": value for key, value in FAMILIES.get(family, {}).items()}
     if family in RECURRENT:
-        defaults["optim.muon_lr"] = RECURRENT[family]
-    chosen: dict[str, tuple[Any, str]] = {}
+        defaults["optim.lr"] = RECURRENT[family]
+    rates = {"adamw": ADAMW_RATE, "normuon": RECURRENT.get(family, NORMUON_RATE)}
+    optimizer, chosen = "normuon", dict[str, tuple[Any, str]]()
     for label, values in ((f"family {family}", defaults), *sources):
+        if (name := str(values.get("optim.name", optimizer))) != optimizer:  # its rates would not fit
+            optimizer, chosen["optim.lr"] = name, (rates.get(name, NORMUON_RATE), f"optimizer {name}")
         if any(values.get(key) is not None for key in LENGTHS):
             chosen |= dict.fromkeys(LENGTHS, (None, label))
         if "model.family" in values and family in RECURRENT:

@@ -109,17 +109,21 @@ class ModelConfig(Section):
         return self.family in RECURRENT
 
 
+ADAMW_RATE, NORMUON_RATE = 3e-3, 0.02
+"""Default peak learning rates."""
+
+
 class OptimConfig(Section):
     """The optimizer and the learning rate schedule."""
 
-    name: Literal["adamw", "muon"] = "muon"
-    """`muon`: NorMuon for the matrices in the blocks, AdamW for the rest. `adamw`: AdamW for all parameters."""
-    lr: float = Field(3e-3, gt=0)
-    """Peak learning rate of AdamW."""
-    muon_lr: float = Field(0.02, gt=0)
-    """Peak learning rate of Muon."""
+    name: Literal["adamw", "normuon"] = "normuon"
+    """`normuon`: NorMuon for the matrices in the blocks, AdamW for the rest. `adamw`: AdamW for all parameters."""
+    lr: float = Field(NORMUON_RATE, gt=0)
+    """Peak learning rate. The default is that of `normuon`; `adamw` has 0.003."""
+    embedding_lr: float = Field(ADAMW_RATE, gt=0)
+    """With `normuon`: the peak learning rate of the rest, which are embeddings, gains and biases."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Momentum of Muon."""
+    """Momentum of NorMuon."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay rate of AdamW's moving average of gradients."""
     beta2: float = Field(0.99, ge=0, lt=1)
@@ -240,7 +244,7 @@ OFF = {"qk_norm": False, "zero_init": False}
 NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2", **OFF}
 """The settings that recurrent families do not use, and the values that a configuration shows for them."""
 RECURRENT = {"rnn": 0.04, "lstm": 0.08, "gru": 0.08}
-"""The recurrent families, with their default of `optim.muon_lr`, measured in docs/project/lab/recurrence.md."""
+"""The recurrent families, with their default of `optim.lr` with NorMuon, measured in docs/project/lab/recurrence.md."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {},  # the defaults above
     "classic": {"bias": True, "position": "learned", "norm": "layernorm", "activation": "gelu", **OFF},

@@ -8,7 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 from minigpt.config.resolve import ConfigSource, multiple, resolve, width_unit
-from minigpt.config.schema import OptimConfig, RunConfig
+from minigpt.config.schema import NORMUON_RATE, RunConfig
 from minigpt.model.size import training_flops
 from minigpt.training.schedule import run_steps
 
@@ -102,13 +102,14 @@ def dependent_settings(size: int, config: RunConfig) -> dict[str, Any]:
     """
     steps = run_steps(config, size)
     is_small, has_many = size < SMALL, steps * config.tokens_per_step > MANY_EPOCHS * size
-    weight_decay, rate = 0.5 if has_many else 0.3, OptimConfig().muon_lr
+    weight_decay, rate = 0.5 if has_many else 0.3, NORMUON_RATE
+    faster = config.optim.lr / rate if config.optim.name == "normuon" else 1.0
     if size < LARGE:
         span = SPAN * size / config.tokens_per_step
         weight_decay = min(1.0, max(0.3, round(1 / (rate * span), 1)))
     return {
         "model.dropout": 0.2 if is_small else 0.1 if has_many else 0.0,
-        "optim.weight_decay": round(weight_decay * min(1.0, rate / config.optim.muon_lr), 3),
+        "optim.weight_decay": round(weight_decay / max(1.0, faster), 3),
         "optim.momentum": 0.95 if is_small or steps >= 2000 else 0.9,
         "data.val_fraction": val_fraction(size),
         "train.save_every": max(50, steps // 5),

@@ -163,7 +163,7 @@ def _gram_newton_schulz(x: Tensor, ns_coefficients: Sequence[tuple[float, float,
 
 
 class Optimizer:
-    """All parameters of a model: Muon for the matrices of the blocks if `optim.name` is muon, AdamW for the rest.
+    """All parameters of a model: Muon for the matrices of the blocks if `optim.name` is normuon, AdamW for the rest.
 
     Weight decay applies to matrices, embeddings included, but not to biases and gains.
     """
@@ -172,17 +172,18 @@ class Optimizer:
         """Create the optimizer. `dtype` is the precision of Muon's multiplications: bfloat16 if the hardware has it."""
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         hidden: dict[Tensor, str] = {}
-        if config.name == "muon":
+        if config.name == "normuon":
             hidden = {p: name for p, name in self.names.items() if p.ndim == 2 and name.startswith("blocks.")}
         rest = [p for p in self.names if p not in hidden]
+        rest_lr = config.embedding_lr if hidden else config.lr
         heads = {at.qkv.weight: 3 * at.n_head for at in model.modules() if isinstance(at, Attention)}
         groups: list[AdamW | Muon] = [
-            AdamW([p for p in rest if p.ndim == 2], config.lr, config.weight_decay, config.beta1, config.beta2),
-            AdamW([p for p in rest if p.ndim != 2], config.lr, 0.0, config.beta1, config.beta2),
-            Muon(list(hidden), config.muon_lr, config.weight_decay, config.momentum, dtype, heads),
+            AdamW([p for p in rest if p.ndim == 2], rest_lr, config.weight_decay, config.beta1, config.beta2),
+            AdamW([p for p in rest if p.ndim != 2], rest_lr, 0.0, config.beta1, config.beta2),
+            Muon(list(hidden), config.lr, config.weight_decay, config.momentum, dtype, heads),
         ]
         self.groups = [group for group in groups if group.parameters]
-        self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if hidden else {})
+        self.peak_rates = {"learning_rate": config.lr} | ({"embedding_learning_rate": rest_lr} if hidden else {})
 
     @property
     def parameters(self) -> list[Tensor]:

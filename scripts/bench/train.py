@@ -49,7 +49,9 @@ def run(
         log(notice)
     config, known = start.config, (start.data.fingerprint, start.data.tokenizer)
     if config.optim.name != "adamw":
-        log("minigpt uses Muon, and the plain loop uses AdamW, which is faster; with optim.name=adamw both use AdamW")
+        log(
+            "minigpt uses NorMuon, and the plain loop uses AdamW, which is faster; with optim.name=adamw both use AdamW"
+        )
     with tempfile.TemporaryDirectory(prefix="minigpt-bench-") as folder, ExitStack() as stack:
         common = (config, known, seconds)
         minigpt = stack.enter_context(

@@ -14,7 +14,7 @@ def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
     rows = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines)
     assert rows["model.n_layer"].split() == ["3", "command", "line"]
     assert rows["model.n_embd"].split() == ["32", "preset", "tiny"]
-    assert rows["optim.name"].split() == ["muon", "default"]
+    assert rows["optim.name"].split() == ["normuon", "default"]
     assert set(rows) - {"setting"} == set(fields())
 
 

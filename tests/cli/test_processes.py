@@ -210,7 +210,7 @@ def the_only_line(ranks: Any) -> str:
         (["-s", "train.shards=6"], 2, "a multiple of train.shards (6), by default the number of processes"),
         (["-s", "model.n_layer=none"], 2, 'model.n_layer is "none"'),
         (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
-        (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
+        (["-s", "optim.lr=1e18", "-s", "optim.embedding_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
     ],
 )
 def test_an_error_of_all_processes_is_one_line(folder: Path, more: list[str], size: int, expected: str) -> None:

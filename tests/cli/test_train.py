@@ -480,7 +480,7 @@ def test_a_signal_before_the_first_step_ends_at_once_and_undoes_the_start(
 
 
 def test_a_diverged_run_keeps_its_curves(cli: Cli, run: Path) -> None:
-    diverge = ["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"]
+    diverge = ["-s", "optim.lr=1e18", "-s", "optim.embedding_lr=1e18", "-s", "optim.schedule=constant"]
     assert re.search(r"step \d.*optim\.lr", cli("train", "verse.txt", "--name", "up", *SMALL, *diverge).error)
     assert Path("runs/up/metrics.jsonl").stat().st_size > 0
     assert [row["name"] for row in cli("runs", "--json").json] == ["verse-1", "up"]

@@ -78,7 +78,7 @@ def test_every_setting_can_be_set_and_saved(key: str) -> None:
         ("model.context", "1e3", 1000),
         ("train.save_every", "4.0", 4),
         ("runtime.threads", "2.0", 2),
-        ("optim.muon_lr", ".5e-1", 0.05),
+        ("optim.embedding_lr", ".5e-1", 0.05),
         ("optim.weight_decay", "+2E-2", 0.02),
         ("optim.grad_clip", "1.e1", 10.0),
         ("model.zero_init", "False", False),
@@ -140,7 +140,7 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("train.learnin_rate=1", "train.learnin_rate: unknown setting"),
         ("train.wamup=1", "train.wamup: unknown setting; did you mean optim.warmup?"),
         ("modle.n_layer=6", "modle.n_layer: unknown setting; did you mean model.n_layer?"),
-        ("optim.learning_rate=1", "optim.learning_rate: unknown setting; use optim.lr (with Muon also optim.muon_lr)"),
+        ("optim.learning_rate=1", "optim.learning_rate: unknown setting; use optim.lr"),
         ("warmup_iters=100", "warmup_iters: unknown setting; use optim.warmup (a fraction of the run)"),
         ("model=6", "model is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4): try model.n_embd=88"),
@@ -303,6 +303,22 @@ def test_a_later_length_replaces_an_earlier_one(length: str) -> None:
         assert {name: found for name, found in lengths.items() if found is not None} == {key: float(value)}
         assert resolved.sources[f"train.{key}"] == "command line"
         assert all(resolved.sources[f"train.{name}"] == "default" for name in lengths if name != key)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        ((), (0.03, "preset p")),
+        (("optim.name=normuon",), (0.03, "preset p")),
+        (("optim.name=adamw",), (0.003, "optimizer adamw")),
+        (("optim.name=adamw", "optim.lr=0.01"), (0.01, "command line")),
+        (("optim.name=adamw", "model.family=lstm"), (0.003, "optimizer adamw")),
+    ],
+)
+def test_another_optimizer_has_its_own_rate(assignments: tuple[str, ...], expected: tuple[float, str]) -> None:
+    resolved = resolve(("preset p", {"optim.lr": 0.03}), parse_overrides(assignments))
+    assert (resolved.config.optim.lr, resolved.sources["optim.lr"]) == expected
+    assert resolve(("run", flatten(resolved.config))).config == resolved.config
 
 
 def test_unsetting_the_length_restores_the_default() -> None:

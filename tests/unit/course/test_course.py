@@ -151,7 +151,7 @@ def test_pages_get_the_recorded_numbers() -> None:
 
 def test_chapter_10_measures_the_copying_head(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A learning rate of 1e-12 is lost in rounding: after this training, the weights are still those of the seed.
-    still = {"model.context": 128, "model.n_layer": 1, "optim.lr": 1e-12, "optim.muon_lr": 1e-12, "train.steps": 1}
+    still = {"model.context": 128, "model.n_layer": 1, "optim.lr": 1e-12, "optim.embedding_lr": 1e-12, "train.steps": 1}
     trained = networks.trained
     monkeypatch.setattr(networks, "trained", lambda name, seed, changes: trained(name, seed, still))
     monkeypatch.setattr(networks, "WINDOWS", 2)

@@ -196,7 +196,7 @@ def test_a_later_family_discards_what_a_preset_says_of_attention() -> None:
     assert (resolved.config.model.bias, resolved.sources["model.bias"]) == (True, "family gru")
     assert not resolve(preset, parse_overrides(["model.family=gru", "model.bias=false"])).config.model.bias
     assert resolved.sources["model.n_head"] == "not used"
-    assert (resolved.config.optim.muon_lr, resolved.sources["optim.muon_lr"]) == (RECURRENT["gru"], "family gru")
+    assert (resolved.config.optim.lr, resolved.sources["optim.lr"]) == (RECURRENT["gru"], "family gru")
     again = resolve(("checkpoint", flatten(resolved.config)))
     assert again.config == resolved.config
 

@@ -192,11 +192,11 @@ def test_weight_decay_fits_the_rate_and_the_batches_of_the_user(prepared: Any) -
     def decay(*assignments: str) -> float:
         return float(prepared("model.context=64", *assignments).config.optim.weight_decay)
 
-    assert decay("optim.muon_lr=0.04") == decay() / 2
-    assert decay("optim.muon_lr=0.0001") == decay(), "AdamW has the same decay and its own rate"
+    assert decay("optim.lr=0.04") == decay() / 2
+    assert decay("optim.name=adamw", "optim.lr=0.04") == decay(), "AdamW has the same decay and its own rate"
     assert decay("train.batch_size=128") == 1.0
     assert decay("train.batch_size=4") == 0.3
-    assert decay("optim.weight_decay=0.2", "optim.muon_lr=0.04") == 0.2
+    assert decay("optim.weight_decay=0.2", "optim.lr=0.04") == 0.2
 
 
 def test_the_batch_can_be_divided_into_the_micro_batches_of_the_user(prepared: Any) -> None:

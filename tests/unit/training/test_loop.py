@@ -83,12 +83,12 @@ def test_times_start_at_zero_and_never_decrease(go: Any, monkeypatch: pytest.Mon
 
 def test_the_logged_rates_follow_the_schedule_to_its_end(go: Any) -> None:
     run, _ = go(train__log_every=1, optim__warmup=0.25, optim__min_lr=0.0)
-    rates, muon = curve(run, "optimizer/learning_rate"), curve(run, "optimizer/muon_learning_rate")
+    rates, rest = curve(run, "optimizer/learning_rate"), curve(run, "optimizer/embedding_learning_rate")
     config = make_config(optim__warmup=0.25, optim__min_lr=0.0).optim
     for step in range(1, 13):
         factor = lr_factor((step - 0.5) / 12, config)
         assert rates[step] == pytest.approx(config.lr * factor)
-        assert muon[step] == pytest.approx(config.muon_lr * factor)
+        assert rest[step] == pytest.approx(config.embedding_lr * factor)
     assert rates[12] < 0.06 * config.lr
 
 

@@ -16,7 +16,7 @@ from minigpt.training.learner import copy_arrays, to_arrays
 from minigpt.training.optim import NS_COEFFICIENTS, AdamW, Muon, Optimizer, orthogonalize
 from minigpt.training.schedule import lr_factor
 
-NAMES = ("adamw", "muon")
+NAMES = ("adamw", "normuon")
 
 
 def set_gradients(model: GPT, step: int) -> None:
@@ -56,7 +56,7 @@ def test_each_parameter_is_in_one_group_and_only_matrices_decay(name: str, famil
             assert group.weight_decay == (0.3 if p.ndim == 2 else 0.0), names[p]
     assert sorted(grouped) == sorted(names.values())
     matrices = {key for key, p in model.named_parameters() if is_hidden_matrix(key, p)}
-    assert muon == (matrices if name == "muon" else set())
+    assert muon == (matrices if name == "normuon" else set())
     assert len(matrices) == 8  # qkv, proj, up and down of two blocks, but no embedding
 
 
@@ -67,19 +67,20 @@ def test_the_learning_rate_is_applied(name: str, factor: float) -> None:
     model = untrained_model("modern", 11, context=8, zero_init=False)
     before = weights_of(model)
     set_gradients(model, 0)
-    Optimizer(model, OptimConfig(name=name, lr=3e-3, muon_lr=0.02, weight_decay=0)).step(factor)
+    rates = {"lr": 3e-3} if name == "adamw" else {"lr": 0.02, "embedding_lr": 3e-3}
+    Optimizer(model, OptimConfig(name=name, **rates, weight_decay=0)).step(factor)
     for key, p in model.named_parameters():
         assert p.grad is not None
         moved = (before[key] - p.detach()).double()
-        if name == "muon" and is_hidden_matrix(key, p):
+        if name == "normuon" and is_hidden_matrix(key, p):
             assert (moved * p.grad).sum() > 0
             parts = moved.view(12 if "qkv" in key else 1, -1, p.size(1))  # each of three kinds of four heads by itself
             spectrum = torch.linalg.svdvals(parts) / (0.02 * factor * math.sqrt(max(1, parts.size(1) / p.size(1))))
             assert spectrum.max() < 1.4, key
             assert spectrum.median() > 0.5, key
         else:
-            rates = moved[p.grad.abs() > 1e-5].abs() / (3e-3 * factor)
-            torch.testing.assert_close(rates, torch.ones_like(rates), atol=0.01, rtol=0)
+            ratios = moved[p.grad.abs() > 1e-5].abs() / (3e-3 * factor)
+            torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=0.01, rtol=0)
 
 
 # --- the update rules --------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(name: str) -> None:
     make_steps(model, optimizer, range(2))
     state, key = optimizer.state_dict(), "exp_avg/norm.weight"
     sizes = [k for k in state if k.startswith("squared_size/")]
-    assert bool(sizes) == (name == "muon")
+    assert bool(sizes) == (name == "normuon")
     new = Optimizer(untrained_model("modern"), OptimConfig(name=name))
     created = new.create_state()
     for wrong, named in (
@@ -230,7 +231,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(name: str) -> None:
         ):
             copy_arrays(to_arrays(wrong), created)
         assert not any(tensor.any() for tensor in created.values()), "nothing was copied"
-    other = Optimizer(untrained_model("modern"), OptimConfig(name="adamw" if name == "muon" else "muon"))
+    other = Optimizer(untrained_model("modern"), OptimConfig(name="adamw" if name == "normuon" else "normuon"))
     with pytest.raises(CheckpointError, match="does not fit the model"):
         copy_arrays(to_arrays(state), other.create_state())
     copy_arrays(to_arrays(state), created)
