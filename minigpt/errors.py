@@ -25,7 +25,7 @@ class UserError(Exception):
 
 @dataclass(eq=False)
 class ConfigError(UserError):
-    """Settings that are unknown, invalid or contradictory."""
+    """Settings that are unknown, invalid or contradictory. Several problems have a line each."""
 
     wrong: Mapping[str, str] = field(default_factory=dict)
     """The problem with each wrong setting, by its key, with which the problem begins."""

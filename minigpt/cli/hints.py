@@ -31,9 +31,10 @@ def error_line(error: Exception, command: str, options: Collection[str] = ()) ->
             return ""
         case errors.DivergedError() | errors.RunFinishedError() if rank():  # every process raises it
             return ""
+        case errors.ConfigError():
+            problem = "\n".join(map(escape, _config_problem(error, options).split("\n")))
         case UserError():
-            message = _config_problem(error, options) if isinstance(error, errors.ConfigError) else error.problem
-            problem = f"{escape(message)}; {hint(error, command, options)}".removesuffix("; ")
+            problem = f"{escape(error.problem)}; {hint(error, command, options)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
         case OSError():
@@ -108,9 +109,9 @@ def _option_problem(error: Any, context: Any) -> str:
     name = error.option_name
     if name in options_of(context.find_root().command):
         return f"{name} comes before the command"
-    meant = ALIASES.get(name.lstrip("-").replace("-", "_"), "")
-    if meant and "--set" in options_of(context.command):  # the value means something else
-        return f"no option is named {name}; its setting is {meant}"
+    meant, options = ALIASES.get(name.lstrip("-").replace("-", "_"), ""), options_of(context.command)
+    if meant and ("--set" in options or meant.startswith("RUN") or meant.partition(" ")[0] in options):
+        return f"no option is named {name}; use {meant}"
     return str(error.format_message())
 
 

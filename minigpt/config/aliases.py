@@ -1,4 +1,4 @@
-"""Names that nanoGPT and Hugging Face use for settings. They are options of `train` if their value means the same."""
+"""Names that others use for settings and options. One that means the same setting is an option of `train`."""
 
 ALIASES = {
     # nanoGPT
@@ -8,12 +8,14 @@ ALIASES = {
     "eval_interval": "train.eval_every",
     "eval_iters": "train.eval_every (each evaluation reads the whole validation split)",
     "gradient_accumulation_steps": "train.micro_batch_size (sequences per forward pass)",
+    "init_from": "--resume RUN, or --from RUN for a new run with its weights",
     "learning_rate": "optim.lr",
     "log_interval": "train.log_every",
     "lr_decay_iters": "train.steps (the schedule ends with the run)",
     "max_iters": "train.steps",
     "max_new_tokens": "sample.length",
     "min_lr": "optim.min_lr (a fraction of the peak)",
+    "out_dir": "--name NAME (the folder is runs/NAME)",
     "seed": "train.seed",
     "start": "sample.prompt",
     "vocab_size": "data.tokenizer (the vocabulary comes from the text)",
@@ -21,6 +23,7 @@ ALIASES = {
     # Hugging Face
     "eval_steps": "train.eval_every",
     "hidden_size": "model.n_embd",
+    "logging_steps": "train.log_every",
     "lr_scheduler_type": "optim.schedule",
     "max_grad_norm": "optim.grad_clip",
     "max_position_embeddings": "model.context",
@@ -28,6 +31,31 @@ ALIASES = {
     "num_attention_heads": "model.n_head",
     "num_hidden_layers": "model.n_layer",
     "num_train_epochs": "train.epochs",
+    "output_dir": "--name NAME (the folder is runs/NAME)",
     "per_device_train_batch_size": "train.batch_size",
+    "save_steps": "train.save_every",
+    "save_total_limit": "train.keep_last",
+    "warmup_ratio": "optim.warmup",
     "warmup_steps": "optim.warmup (a fraction of the run)",
+    # Keras, Lightning and textbooks
+    "d_model": "model.n_embd",
+    "embed_dim": "model.n_embd",
+    "gradient_clip_val": "optim.grad_clip",
+    "max_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "num_heads": "model.n_head",
+    "num_layers": "model.n_layer",
+    "optimizer": "optim.name",
+    "path": "data.source",
+    "precision": "runtime.dtype",
+    "random_seed": "train.seed",
+    "scheduler": "optim.schedule",
+    "seq_len": "model.context",
+    "val_split": "data.val_fraction",
+    "validation_split": "data.val_fraction",
+    # options of other commands
+    "checkpoint": "RUN@STEP in the place of the run",
+    "ckpt": "RUN@STEP in the place of the run",
+    "format": "--to FORMAT",
+    "preset": "--config PRESET",
 }

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from minigpt.config import yaml as plain_yaml
-from minigpt.config.resolve import ConfigSource, dotted, show
+from minigpt.config.resolve import ConfigSource, FileSettings, show
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -33,7 +32,7 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
         raise ConfigError(f"no preset or file is named '{escape(name)}'{_known(name)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read '{escape(name)}': {reason(error)}") from error
-    values = dotted(plain_yaml.parse(text, name), name)
+    values = FileSettings(text, name)
     base = values.pop("preset", None)
     if base is not None and not (isinstance(base, str) and base in presets()):
         raise ConfigError(f"{escape(name)}: no preset is named {show(base)}{_known(str(base))}")

@@ -5,8 +5,9 @@ Later sources override earlier ones: defaults, model family, preset, command lin
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,6 +43,14 @@ WORDS = {
 
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
+
+
+class FileSettings(dict[str, Any]):
+    """The settings of a YAML file by dotted key."""
+
+    def __init__(self, text: str, origin: str) -> None:
+        super().__init__(dotted(plain_yaml.parse(text, origin), origin))
+        self.origin, self.lines = origin, plain_yaml.lines(text)
 
 
 @dataclass(frozen=True)
@@ -120,13 +129,15 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """
     chosen = _merge(sources)
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
-    problems = [*wrong.values()]
+    problems = [({key}, problem) for key, problem in wrong.items()]
     # A wrong value has its default here, which contradicts nothing that the user wrote.
     if complete:
-        problems += [problem for keys, problem in contradictions(config) if keys.isdisjoint(wrong)]
+        problems += [(keys, problem) for keys, problem in contradictions(config) if keys.isdisjoint(wrong)]
     if problems:
-        count = f"{len(problems)} problems: " if len(problems) > 1 else ""
-        raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"), wrong)
+        placed = [(*_place(keys, sources), problem) for keys, problem in problems]
+        first, *others = (escape(f"{place}{problem}") for _, place, problem in sorted(placed, key=itemgetter(0)))
+        several = f"{len(problems)} problems:\n  " if others else ""
+        raise ConfigError("\n  ".join((f"configuration: {several}{first}", *others)), wrong)
     return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
 
 
@@ -189,6 +200,18 @@ def in_words(problem: Mapping[str, Any]) -> str:
     limits = problem.get("ctx", {})
     limits = {name: f"{limit:,.15g}" if isinstance(limit, int | float) else limit for name, limit in limits.items()}
     return WORDS[problem["type"]].format(**limits) if problem["type"] in WORDS else problem["msg"]
+
+
+def _place(keys: Collection[str], sources: Sequence[ConfigSource]) -> tuple[float, str]:
+    """Return the line where the last source sets one of `keys`, and a text such as "my.yaml line 3: ".
+
+    Settings of no file have an infinite line, and no text.
+    """
+    settings = next((values for _, values in reversed(sources) if values.keys() & keys), None)
+    if not isinstance(settings, FileSettings):
+        return math.inf, ""
+    line = max(settings.lines[key] for key in settings.lines.keys() & keys)
+    return line, f"{settings.origin} line {line}: "
 
 
 def _unknown_key(key: str) -> str:

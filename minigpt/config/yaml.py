@@ -64,6 +64,19 @@ def parse(text: str, origin: str) -> Any:
     raise ConfigError(f"{escape(origin)}{line}: not valid YAML: {escape(problem)}")
 
 
+def lines(text: str) -> dict[str, int]:
+    """Return the line of each key of a mapping, and of each "key.key" of the mappings in it, in valid `text`."""
+
+    def entries(node: Any) -> list[tuple[Any, Any]]:
+        return node.value if isinstance(node, yaml.MappingNode) else []
+
+    found = {}
+    for key, value in entries(yaml.compose(text, _Loader)):
+        found[key.value] = key.start_mark.line + 1
+        found |= {f"{key.value}.{inner.value}": inner.start_mark.line + 1 for inner, _ in entries(value)}
+    return found
+
+
 def dump(values: Any) -> str:
     """Return YAML that `parse` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -171,7 +171,7 @@ def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments:
         (
             "config show --warmup-steps 9",
             (
-                "no option is named --warmup-steps; its setting is optim.warmup (a fraction of the run); "
+                "no option is named --warmup-steps; use optim.warmup (a fraction of the run); "
                 "see minigpt config show --help"
             ),
         ),

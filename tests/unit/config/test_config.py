@@ -33,12 +33,12 @@ def refused(*assignments: str) -> str:
     """Return the error of these assignments."""
     with pytest.raises(UserError) as caught:
         overridden(*assignments)
-    return one_line(caught)
+    return message_of(caught)
 
 
-def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
+def message_of(caught: pytest.ExceptionInfo[UserError]) -> str:
     message = str(caught.value)
-    assert message.isprintable(), "an error is one line"
+    assert message.replace("\n  ", "").isprintable(), "a problem is one line"
     return message
 
 
@@ -176,11 +176,12 @@ def test_contradictions_between_several_settings() -> None:
     assert "train.steps and train.epochs cannot be set together" in refused("train.steps=5", "train.epochs=5")
 
 
-def test_all_problems_are_reported_at_once_in_one_line() -> None:
+def test_all_problems_are_reported_at_once_in_a_line_each() -> None:
     message = refused(
         "model.n_layer=x", "modle.n_head=2", "train.steps=1", "train.epochs=2", "model.n_head=0", "a\nb=1"
     )
-    assert message.startswith("configuration: 5 problems: ")
+    assert message.startswith("configuration: 5 problems:\n  ")
+    assert len(message.split("\n")) == 6
     for part in ("n_layer is", "modle.n_head: unknown", "set together", "n_head is 0", "a\\nb: unknown setting"):
         assert message.count(part) == 1
 
@@ -191,7 +192,7 @@ def test_the_default_of_a_wrong_value_is_not_reported_as_a_contradiction() -> No
 
 def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> None:
     message = refused("train.steps=x", "n_layers=3", "model.n_em=3", "model=3", "model.n_embd=97")
-    assert message.startswith("configuration: 5 problems: ")
+    assert message.startswith("configuration: 5 problems:\n  ")
     assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4): try model.n_embd=96")
 
 
@@ -235,7 +236,29 @@ def test_an_assignment_needs_an_equals_sign() -> None:
 def test_a_bad_file_is_an_error(tmp_path: Path, text: str | bytes, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve(*read_preset(file(tmp_path, text)))
-    assert expected in one_line(caught)
+    assert expected in message_of(caught)
+
+
+def test_problems_name_the_line_of_the_file(tmp_path: Path) -> None:
+    text = "# mine\nmodel:\n  n_layer: x\n  n_embd: 97\n\n  n_head: 4\ndata: {path: my.txt, source: 3}\nmax_iters: 9\n"
+    mine = file(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        resolve(*read_preset(mine), parse_overrides(["optim.lr=x"]))
+    assert message_of(caught).split("\n  ") == [
+        "configuration: 6 problems:",
+        f'{mine} line 3: model.n_layer is "x", but should be a whole number',
+        f"{mine} line 6: model.n_embd (97) must be divisible by model.n_head (4): try model.n_embd=96",
+        f"{mine} line 7: data.path: unknown setting; use data.source",
+        f"{mine} line 7: data.source is 3, but should be text, or a list of texts",
+        f"{mine} line 8: max_iters: unknown setting; use train.steps",
+        'optim.lr is "x", but should be a number',
+    ]
+
+
+def test_a_problem_of_the_command_line_names_no_line(tmp_path: Path) -> None:
+    mine = file(tmp_path, "model: {n_layer: 2}")
+    with pytest.raises(ConfigError, match=r"^configuration: model\.n_layer is 0"):
+        resolve(*read_preset(mine), parse_overrides(["model.n_layer=0"]))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "\ufeffmodel:\ntrain:\n"])
@@ -256,7 +279,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_be_read(name: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         read_preset(name)
-    assert expected in one_line(caught)
+    assert expected in message_of(caught)
 
 
 def test_a_file_in_the_current_folder_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,13 +374,13 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
 def test_a_file_names_a_preset_that_does_not_exist(tmp_path: Path, value: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_preset(file(tmp_path, f"preset: {value}"))
-    assert expected in one_line(caught)
+    assert expected in message_of(caught)
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_an_alias_leads_to_a_setting(name: str) -> None:
+def test_an_alias_leads_to_a_setting_or_an_option(name: str) -> None:
     key = ALIASES[name].partition(" ")[0]
-    assert key in c.fields()
+    assert key in {*c.fields(), "RUN@STEP"} or key.startswith("--")
     assert name not in {setting.partition(".")[2] for setting in c.fields()} - {"seed", "min_lr"}
     assert f"{name}: unknown setting; use {key}" in refused(f"{name}=1")
 
