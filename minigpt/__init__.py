@@ -30,17 +30,8 @@ Compute with its best checkpoint in PyTorch:
     logits = network(ids[None])  # (1, 4, vocabulary size)
 """
 
-import os
-
 TYPE_CHECKING = False
 """True for type checkers, as that of `typing` is, whose import would delay the handling of Ctrl-C."""
-SPIN_COUNT = "10000"
-"""How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
-the time of other threads on a busy machine. OpenMP reads the variable when PyTorch is first imported."""
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch requires it for deterministic matrix products
-
 __version__ = "0.1.0"
 _HOME = {
     "GPT": "model.gpt",
@@ -50,6 +41,7 @@ _HOME = {
     "UserError": "errors",
     "extract": "interpret.extract",
     "generate": "sampling.generate",
+    "history": "notebook",
     "load": "notebook",
     "load_checkpoint": "storage.checkpoint",
     "load_engine": "sampling.load",
@@ -67,6 +59,7 @@ if TYPE_CHECKING:
     from minigpt.interpret.extract import extract as extract
     from minigpt.model.gpt import GPT as GPT
     from minigpt.model.load import load_model as load_model
+    from minigpt.notebook import history as history
     from minigpt.notebook import load as load
     from minigpt.sampling.generate import generate as generate
     from minigpt.sampling.load import load_engine as load_engine

@@ -19,6 +19,8 @@ from minigpt.interpret.excerpt import glyph, last_tokens, validation_split
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.records import read_metrics
+from minigpt.storage.runs import find_run
 from minigpt.text.tokenizer import Ids, unix_newlines
 
 BLOCK = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;padding:0.6em;background:#fff;color:#000">{}</pre>'
@@ -200,6 +202,23 @@ class Model:
         from minigpt.model.load import load_model
 
         return load_model(self.checkpoint)
+
+
+def history(run: str = "last") -> dict[str, dict[str, list[float]]]:
+    """Return the curves of a run: for "train" and "validation", lists of equal length by the name of the number.
+
+    Names are "step", "time" in seconds, "loss" and others. `plt.plot("step", "loss", data=history("mine")["train"])`
+    plots the training loss.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+    """
+    curves: dict[str, dict[str, list[float]]] = {"train": {}, "validation": {}}
+    for entry in read_metrics(find_run(run)):
+        curve = curves.get(str(entry.pop("split", "")), {})
+        for name, value in entry.items():
+            curve.setdefault(name, []).append(math.nan if value is None else value)
+    return curves
 
 
 def load(run: str = "last", which: str | int | None = None) -> Model:

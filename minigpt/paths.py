@@ -1,11 +1,11 @@
 """File locations: packaged resources, the cache, and the layout of a run.
 
 runs/NAME/
-  config.yaml  environment.jsonl  metrics.jsonl
-  events.out.tfevents.*  validation/         for TensorBoard
+  config.yaml  environment.jsonl  metrics.jsonl  log.txt
+  tensorboard/                               train/ and validation/
   checkpoints/
     step-00000500/
-  frames/                                    like checkpoints, with an empty optimizer.safetensors
+  frames/                                    like checkpoints, in 16 bits, with an empty optimizer.safetensors
     step-00000033/
 """
 
@@ -19,15 +19,9 @@ from minigpt.errors import UserError, reason
 
 RUNS = Path("runs")
 CHECKPOINTS, FRAMES, LOCK = "checkpoints", "frames", ".lock"
-VALIDATION, EVENTS = "validation", "events.out.tfevents."
-"""TensorBoard's folder for validation curves, and the start of the names of its files."""
-RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", VALIDATION, CHECKPOINTS, FRAMES, LOCK)
-"""The files and folders that training writes into a run folder, beside TensorBoard's event files."""
-
-
-def is_run_file(name: str) -> bool:
-    """Return whether training writes a file or folder of this name into a run folder."""
-    return name in RUN_FILES or name.startswith(EVENTS)
+METRICS, LOG, TENSORBOARD = "metrics.jsonl", "log.txt", "tensorboard"
+RUN_FILES = {"config.yaml", "environment.jsonl", METRICS, LOG, TENSORBOARD, CHECKPOINTS, FRAMES, LOCK}
+"""The files and folders that training writes into a run folder."""
 
 
 def names_in(folder: Path) -> list[str]:
@@ -56,7 +50,7 @@ def run_of(checkpoint: Path) -> Path | None:
 def containing_run(file: Path) -> Path | None:
     """Return the run that `file` belongs to, or None. Other files in a run folder do not belong to the run."""
     real = Path(os.path.realpath(file))
-    return next((at for at in real.parents if is_run_file(real.relative_to(at).parts[0]) and is_run(at)), None)
+    return next((at for at in real.parents if real.relative_to(at).parts[0] in RUN_FILES and is_run(at)), None)
 
 
 def resource_path(*parts: str) -> Path:

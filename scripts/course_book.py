@@ -149,7 +149,7 @@ def _name(run: str, seed: int) -> str:
 
 def _losses(run: Path) -> list[tuple[int, float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [(row["step"], round(row["loss/validation"], 4)) for row in rows if "loss/validation" in row]
+    return [(row["step"], round(row["loss"], 4)) for row in rows if row["split"] == "validation"]
 
 
 def _forming(seed: int) -> dict[str, Any]:

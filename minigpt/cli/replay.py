@@ -7,12 +7,12 @@ from typing import Any
 
 from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import FRAMES, is_run, run_of
-from minigpt.storage.checkpoint import Checkpoint, load_checkpoint, read_checkpoint
+from minigpt.storage.checkpoint import Arrays, Checkpoint, in_16_bits, load_checkpoint, read_checkpoint
 from minigpt.storage.records import read_starts
 from minigpt.storage.runs import checkpoint_steps, is_checkpoint, step_folder
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.compilation import choose_loss
-from minigpt.training.learner import Learner, make_learner
+from minigpt.training.learner import make_learner
 from minigpt.training.loop import Training
 
 
@@ -51,14 +51,14 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
             training.step()
         if step in frames:
             frame = read_checkpoint(frames[step], checkpoint)
-            different += [f"{name} at step {step}" for name in _different(frame, learner)]
-    return different + _different(checkpoint, learner)
+            weights = in_16_bits(learner.snapshot(with_optimizer=False).weights)
+            different += [f"{name} at step {step}" for name in _different(in_16_bits(frame.weights), weights)]
+    return different + _different(checkpoint.weights, learner.snapshot(with_optimizer=False).weights)
 
 
-def _different(checkpoint: Checkpoint, learner: Learner) -> list[str]:
-    """Return the names of the tensors that differ between a checkpoint and a learner."""
-    weights = learner.snapshot(with_optimizer=False).weights
-    return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
+def _different(arrays: Arrays, others: Arrays) -> list[str]:
+    """Return the names of the arrays that differ from others of the same name."""
+    return [name for name, array in arrays.items() if array.tobytes() != others[name].tobytes()]
 
 
 def _durations(checkpoint: Checkpoint) -> dict[int, int]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
 from minigpt.cli.output import duration, notice
-from minigpt.errors import count
-from minigpt.paths import RUNS
+from minigpt.errors import count, escape, reason
+from minigpt.paths import LOG, RUNS
 
 if TYPE_CHECKING:
     from minigpt.storage.metadata import TrainState
@@ -26,41 +26,50 @@ def report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     from minigpt.interpret.simple import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
+    lines, commands, code = list[str](), {"sample": f"minigpt sample {name}"}, 0
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
-        notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
-        _suggest(resume=resume_command(run), sample=f"minigpt sample {name}")
-        return 128 + outcome.signal
-    ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
-    best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
-    losses = f"validation loss {state.validation_loss:.4f}{best}"
-    notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    loss = state.best_loss or 0.0
-    notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
-    commands = {"sample": f"minigpt sample {name}", "look": f"minigpt inspect {name} --open"}
-    if prepared.config.model.is_recurrent:
-        commands["past"] = f"minigpt eval {name} --by-position"
-    commands["curves"] = f"minigpt board {'' if run.parent == RUNS else f'--in {shell_quote(run.parent)}'}".rstrip()
-    chosen = {key for _, values in prepared.sources for key in values}
-    if prepared.is_fitted and chosen <= {"data.source"} and "-" not in prepared.config.data.source:
-        reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
-        if reached is not None and not (outcome.is_early or is_overfitting(state)):
+        lines.append(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
+        commands, code = {"resume": resume_command(run), **commands}, 128 + outcome.signal
+    else:
+        ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
+        best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
+        losses = f"validation loss {state.validation_loss:.4f}{best}"
+        lines.append(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
+        loss = state.best_loss or 0.0
+        lines += filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data, prepared.config.optim)))
+        commands["look"] = f"minigpt inspect {name} --open"
+        if prepared.config.model.is_recurrent:
+            commands["past"] = f"minigpt eval {name} --by-position"
+        commands["curves"] = f"minigpt board {'' if run.parent == RUNS else f'--in {shell_quote(run.parent)}'}".rstrip()
+        if is_overfitting(state):
+            lines += (
+                f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.",
+                f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.",
+            )
+        elif not outcome.is_early and (reached := _longer(prepared, loss, state.step)) is not None:
             minutes = math.ceil(LONGER * state.seconds / 60)
-            notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
+            lines.append(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
             text = " ".join(map(shell_quote, prepared.config.data.source))
             # Not a command that resumes: it would not lower the loss (docs/project/lab).
             commands["longer"] = f"minigpt train {text} --minutes {minutes}"
-    if is_overfitting(state):
-        notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
-        notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
-    notice(f"The model is in {run}.")
-    _suggest(**commands)
-    return 0
+        lines.append(f"The model is in {run}.")
+    lines += (f"  {f'{what}:':8} {command}" for what, command in commands.items())
+    notice(*lines)
+    try:
+        with open(run / LOG, "a", encoding="utf-8") as file:
+            file.writelines(f"{escape(line)}\n" for line in lines)
+    except OSError as error:
+        notice(f"cannot write {run / LOG}: {reason(error)}")
+    return code
 
 
-def _suggest(**commands: str) -> None:
-    """Print what to type next."""
-    notice(*(f"  {f'{what}:':8} {command}" for what, command in commands.items()))
+def _longer(prepared: "PreparedRun", loss: float, step: int) -> float | None:
+    """Return what `forecast` returns for a run whose settings minigpt chose."""
+    chosen = {key for _, values in prepared.sources for key in values}
+    if not (prepared.is_fitted and chosen <= {"data.source"}) or "-" in prepared.config.data.source:
+        return None
+    return forecast(loss, prepared.data.size, prepared.config.tokens_per_step, step)
 
 
 def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float | None:

@@ -1,6 +1,5 @@
 """`minigpt train`."""
 
-import shutil
 import signal
 import sys
 import time
@@ -230,8 +229,9 @@ def _start(processes: "Processes", new: NewRun) -> int:
 
     start, program = processes.share(processes.together(read_start)), peak_memory()
     prepared = processes.together(prepare)
-    if prepared.is_fitted and not new.minutes and processes.is_main:
-        notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
+    if prepared.is_fitted and not new.minutes:
+        fitted = f"fitted settings: {describe(prepared.config, prepared.data)}"
+        prepared = replace(prepared, notices=(fitted, *prepared.notices))
     if new.minutes:
         prepared = fit_minutes(prepared, 60 * new.minutes - (time.perf_counter() - STARTED), processes)
     if new.dry_run:
@@ -254,15 +254,16 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: 
     if not processes.is_main:
         outcome = run_training()
         return 128 + outcome.signal if outcome.signal else 0
-    notice(*prepared.notices)
-    notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
+    printed = [*prepared.notices]
+    printed.append(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
     if start:
-        notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
+        printed.append(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
+    notice(*printed)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     about = {"command": sys.argv, **({"measured": prepared.measured} if prepared.measured else {})}
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = run_training(probes=probes, about=about)
+        outcome = run_training(probes=probes, about=about, printed=printed)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"
@@ -286,9 +287,6 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
     def probe(step: int, model: Model, metrics: Metrics) -> None:
         chars = generate(numpy_engine(model), tokenizer, settings.prompt, short, unknown="replace")
-        text = "".join(char.text for char in chars)
-        lines = (settings.prompt + text).splitlines()
-        metrics.to_tensorboard("add_text", "sample", "\n".join(f"    {line}" for line in lines), step)  # as code
-        metrics.message(f"    {' '.join(text.split())}"[: shutil.get_terminal_size().columns])
+        metrics.sample(step, settings.prompt + "".join(char.text for char in chars))
 
     return probe

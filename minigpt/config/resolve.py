@@ -280,6 +280,11 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
+def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
+    return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
+
+
 # --- writing -------------------------------------------------------------------------------------------
 
 

@@ -1,24 +1,22 @@
 """Measure runs at their best checkpoints, group the seeds of one setting, and rank what is comparable."""
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from minigpt.config.resolve import LENGTHS, MAY_CHANGE, flatten, show
-from minigpt.errors import CheckpointError, TextMismatchError, UserError, count, escape
-from minigpt.files import open_within
+from minigpt.config.resolve import decisive, flatten, show
+from minigpt.errors import CheckpointError, TextMismatchError, count, escape
 from minigpt.model.device import Runtime, configure_torch
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import load_model
 from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata
-from minigpt.storage.records import LONGEST_LINE
+from minigpt.storage.records import read_metrics
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.evaluate import EvalResult, evaluate
 
@@ -125,25 +123,18 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
 """What makes a comparison unequal beyond the columns of the table: a note, and the value that differs."""
 
 
-def read_points(run: Path, *names: str) -> list[list[float]]:
-    """Return the values of `names` in each line of metrics.jsonl that has all of them, as finite numbers.
+def read_points(run: Path, split: str, *names: str) -> list[list[float]]:
+    """Return the values of `names` in each line of metrics.jsonl about a split, as finite numbers, if it has all.
 
-    Damaged lines are skipped. The file may come from a stranger.
+    Damaged lines are skipped.
     """
     points = []
-    with suppress(UserError), open_within(run / "metrics.jsonl", run) as file:
-        while line := file.readline(LONGEST_LINE):
-            with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                entry = json.loads(line)
-                point = [float(entry[name]) for name in names]
-                if all(map(math.isfinite, point)):
-                    points.append(point)
+    for entry in read_metrics(run):
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            point = [float(entry[name]) for name in names]
+            if entry["split"] == split and all(map(math.isfinite, point)):
+                points.append(point)
     return points
-
-
-def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
-    return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
 
 
 def compare(runs: Sequence[Measured]) -> Comparison:
@@ -214,7 +205,7 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
 
 def read_curve(run: Path) -> Curve:
     """Read the evaluations and the throughput of a run from its metrics.jsonl."""
-    points = sorted(read_points(run, "step", "time", "loss/validation"))
-    speeds = [speed for (speed,) in read_points(run, "speed/characters_per_second")]
+    points = sorted(read_points(run, "validation", "step", "time", "loss"))
+    speeds = [speed for (speed,) in read_points(run, "train", "speed/characters_per_second")]
     steps, seconds, loss = zip(*points, strict=True) if points else ((), (), ())
     return Curve(steps, seconds, loss, statistics.median(speeds) if speeds else None)

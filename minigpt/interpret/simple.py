@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.config.schema import ADAMW_RATE, NORMUON_RATE, OptimConfig
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -94,15 +95,18 @@ def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
 
 
-def compare_loss(loss: float, data: TokenDataset) -> str:
+def compare_loss(loss: float, data: TokenDataset, optim: OptimConfig) -> str:
     """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
 
-    If the `loss` of the model is higher, say so, and what to do.
+    If the `loss` of a model that `optim` trained is higher, say so, and what to do.
     """
     if len(data.validation) > MOST_TOKENS:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
     pairs, longest = losses[1], losses[-1]
-    worse = " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
+    usual = ADAMW_RATE if optim.name == "adamw" else NORMUON_RATE
+    rate = "lower" if optim.lr > 4 * usual else "higher" if optim.lr < usual / 4 else ""
+    what = f"with a {rate} optim.lr, such as {usual}" if rate else "for more steps"
+    worse = f" The model predicts worse than pairs: train it {what}."
     counting = f"counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
     return f"On the validation text, {counting}{worse if loss > pairs else ''}"

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from minigpt import SPIN_COUNT
 from minigpt.paths import names_in
-from minigpt.world import system_table
+from minigpt.world import SPIN_COUNT, system_table
 
 PERIOD = 0.25
 """Seconds between two measurements of the load."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -140,11 +141,18 @@ def save_frame(
     snapshot: Snapshot,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Publish a frame, like `save_checkpoint`. If a write fails, log it: a run needs no frames."""
+    """Publish a frame, like `save_checkpoint` in 16 bits. If a write fails, log it: a run needs no frames."""
+    frame = Snapshot(in_16_bits(snapshot.weights), {})
     try:
-        _publish(step_folder(run, metadata.step, FRAMES), config, tokenizer, metadata, snapshot)
+        _publish(step_folder(run, metadata.step, FRAMES), config, tokenizer, metadata, frame)
     except (OSError, SafetensorError) as error:
         log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
+
+
+def in_16_bits(arrays: Arrays) -> Any:
+    """Return finite arrays in float16. Numbers beyond its range become its largest."""
+    most = np.finfo(np.float16).max
+    return {name: array.clip(-most, most).astype(np.float16) for name, array in arrays.items()}
 
 
 def _publish(folder: Path, config: RunConfig, tokenizer: Tokenizer, metadata: Metadata, snapshot: Snapshot) -> None:
@@ -277,12 +285,16 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
 
 
 def parse_arrays(content: bytes, path: Path) -> Arrays:
-    """Return the arrays of a safetensors file, read from `path`. Raise CheckpointError if they are not float32."""
+    """Return the arrays of a safetensors file, read from `path`, in float32.
+
+    Raises:
+        CheckpointError: The file is damaged, or its numbers are not finite or of another type than 16 or 32 bits.
+    """
     try:
         arrays = safetensors.numpy.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{escape(path)} is not a valid safetensors file: {reason(error)}") from error
     for key, array in arrays.items():
-        if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise CheckpointError(f"{escape(path)}: {escape(key)[:80]} must contain finite float32 values")
-    return arrays
+        if array.dtype not in (np.float16, np.float32) or not np.isfinite(array).all():
+            raise CheckpointError(f"{escape(path)}: {escape(key)[:80]} must contain finite float32 or float16 values")
+    return {key: array.astype(np.float32, copy=False) for key, array in arrays.items()}

@@ -47,7 +47,6 @@ class TrainState:
     # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0
-    clipped_count: Count = 0
 
     def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
         """Record a validation loss. Return whether it is the best of a trained model so far.

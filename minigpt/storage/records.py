@@ -2,14 +2,15 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from minigpt.errors import UserError
-from minigpt.files import read_within, write_atomically
+from minigpt.files import open_within, read_within, write_atomically
+from minigpt.paths import METRICS
 from minigpt.storage.metadata import LIMITS, Environment
 
 LONGEST_LINE = 1 << 20
@@ -24,6 +25,15 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
             with suppress(ValueError, RecursionError):
                 starts.append(json.loads(line))
     return [start for start in starts if isinstance(start, dict)]
+
+
+def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of metrics.jsonl, without damaged ones. The file may come from a stranger."""
+    with suppress(UserError), open_within(run / METRICS, run) as file:
+        while line := file.readline(LONGEST_LINE):
+            with suppress(ValueError, RecursionError):
+                if isinstance(entry := json.loads(line), dict):
+                    yield entry
 
 
 def record_start(run: Path, step: int, environment: Environment, facts: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from minigpt.files import (
     sync,
     withdraw,
 )
-from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUNS, is_run, is_run_file, names_in
+from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUN_FILES, RUNS, is_run, names_in
 from minigpt.storage.metadata import METADATA, TrainState, read_metadata
 
 RESERVED = ("last", "best", "auto")
@@ -201,7 +201,7 @@ def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
 
 def _discard(folder: Path) -> None:
     """Remove a run, but no file that someone has added to it."""
-    for name in filter(is_run_file, names_in(folder)):
+    for name in RUN_FILES.intersection(names_in(folder)):
         remove(folder / name)
     with suppress(OSError):  # someone has added or opened a file
         folder.rmdir()
@@ -214,7 +214,7 @@ def remove_run(run: Path) -> None:
         RunLockedError: The run is training.
         UserError: The folder has files that minigpt did not write. Nothing is deleted.
     """
-    if others := [name for name in names_in(run) if not is_run_file(name)]:
+    if others := [name for name in names_in(run) if name not in RUN_FILES]:
         example = escape(min(others))
         raise UserError(
             f"kept {escape(run)}, which has files that minigpt did not write; first move {example} elsewhere"
@@ -264,7 +264,7 @@ def lock(run: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout  # only here: it imports asyncio, which is slow
 
     for path in (
-        *(run / name for name in names_in(run) if is_run_file(name)),
+        *(run / name for name in names_in(run) if name in RUN_FILES),
         *(run / CHECKPOINTS).glob("*"),
         *(run / FRAMES).glob("*"),
     ):

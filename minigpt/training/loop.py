@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from minigpt.config.resolve import decisive, flatten
 from minigpt.config.schema import RunConfig
 from minigpt.errors import DivergedError, TextMismatchError, escape
 from minigpt.model.gpt import eval_mode
@@ -47,6 +49,7 @@ def train(
     start: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     about: Mapping[str, Any] = MappingProxyType({}),
+    printed: Sequence[str] = (),
     processes: Processes = ONE,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
@@ -56,6 +59,7 @@ def train(
 
     Args:
         about: Facts to record about this start of the run, such as its command.
+        printed: Lines that the user has seen already, for `log.txt`.
         processes: The connected processes. Each calls this function, and the main one logs.
 
     Raises:
@@ -76,7 +80,9 @@ def train(
         quarantined = repair(run, state) if processes.is_main else []  # a refused resume moves nothing
         state = processes.share(state)  # repair may have reset the best loss
         origin = resume.metadata.origin if resume else start.as_origin if start else None
-        metrics = Metrics(run if processes.is_main else None, state.step)
+        metrics = Metrics(
+            run if processes.is_main else None, state.step, settings=decisive(flatten(config)), printed=printed
+        )
         training = Training(config, run, data, learner, state, origin=origin, metrics=metrics)
         training.prepare(resume, quarantined)
         if resume is None:
@@ -163,6 +169,7 @@ class Training:
             is_done, signal = False, None
             while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
+                self._show_progress()
                 self.keep_frame()
                 is_done = state.step >= self.steps
                 if is_done or state.step % config.log_every == 0:
@@ -200,7 +207,7 @@ class Training:
             DivergedError: A loss or a norm is not finite. `state` is then that of the first such step. The weights are
                 lost: the update has already been applied.
         """
-        state, max_norm = self.state, self.config.optim.grad_clip or math.inf
+        state = self.state
         unread, self.unread = self.unread, []
         results = torch.stack(unread).tolist() if unread else []
         for step, (loss, norm) in enumerate(results, state.step - len(unread) + 1):
@@ -210,7 +217,6 @@ class Training:
                 state.tokens_seen -= (state.step - step) * self.config.tokens_per_step
                 state.step = step
                 raise self.diverged(problem)
-            state.clipped_count += norm > max_norm
             state.loss_sum += loss
             state.loss_count += 1
 
@@ -235,19 +241,17 @@ class Training:
         flops = tokens_per_second * learner.flops_per_token
         state.train_loss = state.loss_sum / state.loss_count
         scalars = {
-            "loss/train": state.train_loss,
+            "loss": state.train_loss,
             **{f"optimizer/{name}": rate for name, rate in self.rates.items()},
             "optimizer/gradient_norm": self.gradient_norm,
-            "optimizer/clipped_share": state.clipped_count / state.loss_count,
             "speed/characters_per_second": characters_per_second,
             "speed/flops": flops,
             "time/seconds": self.clock.total,
             "memory/bytes": peak_memory(learner.runtime.device) or math.nan,
         }
-        self.metrics.log(state.step, self.clock.total, scalars)
-        state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
-        self.speed = f"{characters_per_second:,.0f} chars/s"
-        self._show_progress()
+        self.metrics.log("train", state.step, self.clock.total, scalars)
+        state.loss_sum, state.loss_count = 0.0, 0
+        self.speed = f"{tqdm.format_sizeof(characters_per_second)}/s"
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
         """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
@@ -258,8 +262,8 @@ class Training:
         result = evaluate(model, data.validation, data.tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")
-        scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
-        self.metrics.log(state.step, seconds, scalars)
+        scalars = {"loss": result.loss, "loss/bits_per_character": result.bits_per_character}
+        self.metrics.log("validation", state.step, seconds, scalars)
         is_warm = state.step > self.config.optim.warmup * self.steps
         is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None, is_warm=is_warm)
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
@@ -268,7 +272,6 @@ class Training:
         with eval_mode(model):
             looking = probes if self.processes.is_main else ()
             self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
-        self._show_progress()
         self.clock.evaluating += self.clock.session - started
         return is_best
 
@@ -307,8 +310,7 @@ class Training:
         # The validation loss of step 0 beside a training loss would look like overfitting.
         is_trained = self.state.best_loss is not None
         losses = {"loss": self.state.train_loss, "val": self.state.validation_loss if is_trained else None}
-        shown = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
-        self.metrics.progress(self.state.step, self.steps, ", ".join(filter(None, (activity, *shown, self.speed))))
+        self.metrics.progress(self.state.step, self.steps, losses, activity or self.speed)
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""

@@ -1,56 +1,70 @@
-"""Reports of a run: `metrics.jsonl`, TensorBoard, and the terminal."""
+"""Reports of a run: `metrics.jsonl`, `log.txt`, TensorBoard, and the progress that a terminal or notebook shows."""
 
 import json
 import math
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
+from minigpt.config.resolve import show
 from minigpt.errors import escape, reason
-from minigpt.paths import VALIDATION
+from minigpt.paths import LOG, METRICS, TENSORBOARD
 from minigpt.storage.records import LONGEST_LINE
 from minigpt.training.signals import STDERR, word_wrapped
 
-GROUPS = {
-    "speed": "2 speed",
-    "time": "2 speed/time",
-    "memory": "2 speed/memory",
-    "optimizer": "3 optimizer",
-}
-"""TensorBoard's group of charts for the first part of each tag. The numbers set the order of the groups."""
-LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
-"""TensorBoard's first charts, with training and validation together."""
-BAR = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}<{remaining}]{postfix}"
+Split = Literal["train", "validation"]
+"""The part of the text that a number was measured on: the folder of its TensorBoard run."""
+BAR = "{{percentage:3.0f}}%|{{bar}}| {{n:{width}}}/{{total}} {{elapsed}}<{{remaining}} {{desc}}"
+PAUSE = 30.0
+"""Seconds between lines of progress in `log.txt` and where no bar is shown."""
 
 
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
-    write does not end training.
-
-    TensorBoard gives each run one color, so it shows a run as two: NAME, and NAME/validation for the validation loss.
+    A resumed run first removes the numbers after its checkpoint, so each curve has each step once. `log.txt` keeps
+    every line. A failed write does not end training.
     """
 
-    def __init__(self, run: Path | None = None, step: int = 0) -> None:
-        """Report on `run` from `step` on. A run at step 0 has no curves yet."""
-        self.run, self.path = run, (run or Path()) / "metrics.jsonl"
+    def __init__(
+        self,
+        run: Path | None = None,
+        step: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        printed: Sequence[str] = (),
+    ) -> None:
+        """Report on `run` from `step` on. A run at step 0 has no curves yet.
+
+        Args:
+            settings: The settings by which TensorBoard compares runs.
+            printed: Lines that the user has seen already, for `log.txt`.
+        """
+        self.run, self.path = run, (run or Path()) / METRICS
+        self.settings = settings or {}
         self.purge_step = step + (step > 0)
         self.is_silent = run is None
         self.lines: Any = None
         """metrics.jsonl, after `__enter__`."""
         self.is_torn = False
         """Whether the last line may be incomplete."""
+        self.printed = [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, step {step}", *printed]
+        """Lines for log.txt, which is opened at the first one after `__enter__`."""
         self.boards: dict[str, SummaryWriter] = {}
-        """TensorBoard's writers: "" for the run, and VALIDATION."""
+        """TensorBoard's writers by split."""
         self.bar: tqdm[Any] | None = None
+        self.began = self.noted = time.monotonic()
+        self.first_step, self.keeps_log = step, True
         self.excepthook = threading.excepthook
 
     def __enter__(self) -> "Metrics":
@@ -59,17 +73,22 @@ class Metrics:
             return self
         threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
         options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides the events of older files from there
-        self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
+        board = self.run / TENSORBOARD
+        shown = {key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()}
+        self.boards = {split: SummaryWriter(str(board / split), **options) for split in ("train", "validation")}
+        with SummaryWriter(str(board)) as writer:  # above both, whose losses its table then has
+            writer._get_file_writer().add_summary(hparams_pb(shown, trial_id=self.run.name))
         self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(_size_before(self.path, self.purge_step))
         return self
 
-    def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
+    def log(self, split: Split, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
         if self.lines is None:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
-        line = (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
+        entry = {"step": step, "time": round(seconds, 3), "split": split, **numbers}
+        line = (json.dumps(entry) + "\n").encode()
         was_torn, self.is_torn = self.is_torn, True
         line = b"\n" * was_torn + line
         try:
@@ -80,37 +99,76 @@ class Metrics:
             if not was_torn:
                 self.message(f"cannot write {self.path}: {reason(error)}; its curves have a gap from step {step} on")
         for tag, value in scalars.items():
-            self.to_tensorboard("add_scalar", tag, value, step)
+            self._to_tensorboard("add_scalar", split, tag, value, step)
 
-    def to_tensorboard(self, method: str, tag: str, value: float | str, step: int) -> None:
-        """Call a method of torch's SummaryWriter: "add_scalar" or "add_text"."""
-        kind, _, name = tag.partition("/")
-        chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
+    def sample(self, step: int, text: str) -> None:
+        """Report a text that the model wrote: the start on the screen, all of it elsewhere."""
+        lines = [f"    {line}" for line in text.splitlines()]
+        self._to_tensorboard("add_text", "validation", "sample", "\n".join(lines), step)  # as code
+        self._print(f"    {' '.join(text.split())}"[: shutil.get_terminal_size().columns])
+        self._keep(*lines)
+
+    def _to_tensorboard(self, method: str, split: Split, tag: str, value: float | str, step: int) -> None:
+        """Call a method of torch's SummaryWriter."""
         try:
-            if board := self.boards.get(VALIDATION if name == VALIDATION else ""):
-                getattr(board, method)(chart, value, step)
+            if self.boards:
+                getattr(self.boards[split], method)(tag, value, step)
         except OSError as error:
             self.boards = {}
-            self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
+            self.message(f"cannot write to TensorBoard: {reason(error)}; {METRICS} keeps the scalars")
 
     def message(self, line: str) -> None:
         """Print a line above the progress bar. A terminal wraps it between words."""
-        if not self.is_silent:
-            tqdm.write(f"{word_wrapped(escape(line))}\n", file=STDERR, end="")
+        self._print(word_wrapped(escape(line)))
+        self._keep(line)
 
-    def progress(self, step: int, steps: int, status: str) -> None:
-        """Move the progress bar, which only a terminal has, to `step` of `steps`. Show `status` beside it."""
-        if self.is_silent or not sys.stderr.isatty():
+    def _print(self, text: str) -> None:
+        if not self.is_silent:
+            tqdm.write(f"{text}\n", file=STDERR, end="")
+
+    def _keep(self, *lines: str) -> None:
+        """Append lines to `log.txt`, or leave that to a later call if the run is not open yet."""
+        self.printed += map(escape, lines)
+        if self.run is None or self.lines is None:
             return
-        if self.bar is None:
-            self.bar = tqdm(initial=step, total=steps, unit="step", file=STDERR, dynamic_ncols=True, bar_format=BAR)
-        self.bar.set_postfix_str(status, refresh=False)
-        self.bar.n = step
-        self.bar.refresh()
+        kept, self.printed = self.printed, []
+        try:
+            with open(self.run / LOG, "a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in kept)
+        except OSError as error:
+            if self.keeps_log:
+                self.keeps_log = False
+                self._print(f"cannot write {self.run / LOG}: {reason(error)}")
+
+    def progress(self, step: int, steps: int, losses: Mapping[str, float | None], activity: str) -> None:
+        """Move the progress bar to `step` of `steps`, with `losses` and the speed, or what happens instead.
+
+        Without a terminal or a notebook, print a line from time to time. `log.txt` has this line always.
+        """
+        if self.is_silent:
+            return
+        has_bar, now = sys.stderr.isatty() or "ipykernel" in sys.modules, time.monotonic()
+        if has_bar:
+            if self.bar is None:
+                style = BAR.format(width=len(str(steps)))
+                self.bar = tqdm(initial=step, total=steps, file=STDERR, dynamic_ncols=True, bar_format=style)
+            fields = (f"{name} {loss:.2f}" if loss is not None else "" for name, loss in losses.items())
+            status = f"{' '.join(f'{field:9}' for field in fields)}{activity:>10}"
+            is_new = status != self.bar.desc
+            self.bar.set_description_str(status, refresh=False)
+            self.bar.update(step - self.bar.n)  # shows it ten times per second at most
+            if is_new:
+                self.bar.refresh()
+        if now >= self.noted + PAUSE and step > self.first_step:
+            self.noted = now
+            left = tqdm.format_interval((now - self.began) / (step - self.first_step) * (steps - step))
+            shown = ", ".join((*(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None), activity))
+            line = f"{time.strftime('%H:%M:%S')} step {step} of {steps}: {shown}, {left} left"
+            self._keep(line) if has_bar else self.message(line)
 
     def flush(self) -> None:
         """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""
-        with suppress(OSError):  # the next call of `log` or `to_tensorboard` reports it
+        with suppress(OSError):  # the next call of `log` reports it
             if self.lines:
                 os.fsync(self.lines.fileno())
             for board in self.boards.values():

@@ -44,7 +44,7 @@ def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token:
     is learned early. Large models have fewer, within FRAME_BYTES. So have short runs, within FRAME_SHARE of their time
     at FRAME_FLOPS. No stopwatch decides, so a resumed run keeps the same frames.
     """
-    size = 4 * parameters
+    size = 2 * parameters
     seconds = steps * config.tokens_per_step * flops_per_token / FRAME_FLOPS
     affordable = FRAME_SHARE * seconds / (FRAME_SECONDS + size / FRAME_SPEED)
     count = int(min(config.train.frames - 1, FRAME_BYTES / size, affordable))

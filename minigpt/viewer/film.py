@@ -127,6 +127,6 @@ def loss_curve(run: Path) -> list[tuple[int, float]]:
 
     At step 0, the loss is that of validation.
     """
-    losses = {int(step): loss for step, loss in read_points(run, "step", "loss/validation") if step == 0}
-    losses |= {int(step): loss for step, loss in read_points(run, "step", "loss/train") if step > 0}
+    losses = {int(step): loss for step, loss in read_points(run, "validation", "step", "loss") if step == 0}
+    losses |= {int(step): loss for step, loss in read_points(run, "train", "step", "loss") if step > 0}
     return [(step, round(losses[step], 4)) for step in thin(losses, POINTS)]

@@ -211,7 +211,7 @@ class Disk:
 def read_image(root: Path) -> Image:
     """Return the content of a folder, without TensorBoard's files: faults.c does not log them."""
     found = {path.relative_to(root).as_posix(): path for path in root.rglob("*")}
-    kept = {n: path for n, path in found.items() if "/events.out.tfevents." not in n and "/validation" not in n}
+    kept = {n: path for n, path in found.items() if "/tensorboard" not in n and "/log.txt" not in n}
     return {n: None if path.is_dir() else path.read_bytes() for n, path in kept.items()}
 
 

@@ -58,8 +58,8 @@ def succeed(folder: Path, name: str, *more: str, size: int) -> dict[str, Any]:
 
 def test_processes_agree_that_a_lost_best_checkpoint_is_forgotten(folder: Path) -> None:
     """Otherwise one of them saves a new best, and waits for the others in vain."""
-    more = ["-s", "optim.lr=5", "-s", "optim.schedule=constant", "-s", "train.steps=8", "-s", "train.save_every=5"]
-    more += ["-s", "train.eval_every=2"]
+    more = ["optim.embedding_lr=5", "optim.schedule=constant", "train.steps=8", "train.save_every=5"]
+    more = [f"--set={setting}" for setting in (*more, "train.eval_every=2")]
     succeed(folder, "run", *more, size=2)
     run = folder / "runs/run"
     state = load_checkpoint(step_folder(run, 5)).metadata.state

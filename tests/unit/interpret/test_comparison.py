@@ -76,21 +76,21 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
 
 def test_damaged_lines_of_the_metrics_are_skipped(tmp_path: Path) -> None:
     lines = [
-        b'{"step": 0, "time": 0.0, "loss/validation": 4.0, "bits_per_character/validation": 5.8}',
-        b'{"step": 3, "time": 0.5, "loss/train": 3.0, "speed/characters_per_second": 900}',
-        b'{"step": 4, "time": 1.0, "loss/validation": null, "speed/characters_per_second": 100}',
-        b'{"step": 5, "time": NaN, "loss/validation": 3}',
-        b'{"step": 5, "time": 1e999, "loss/validation": 3, "x": ' + b"9" * 400 + b"}",
-        b'{"step": 5, "time": ' + b"9" * 400 + b', "loss/validation": 3}',
+        b'{"step": 0, "time": 0.0, "split": "validation", "loss": 4.0, "loss/bits_per_character": 5.8}',
+        b'{"step": 3, "time": 0.5, "split": "train", "loss": 3.0, "speed/characters_per_second": 900}',
+        b'{"step": 4, "time": 1.0, "split": "validation", "loss": null, "speed/characters_per_second": 100}',
+        b'{"step": 5, "time": NaN, "split": "validation", "loss": 3}',
+        b'{"step": 5, "time": 1e999, "split": "validation", "loss": 3, "x": ' + b"9" * 400 + b"}",
+        b'{"step": 5, "time": ' + b"9" * 400 + b', "split": "validation", "loss": 3}',
         b"[" * 100_000,
         b'"text"',
         b"7",
         b"\xff\xfe",
-        b'{"step": 6, "time": 2, "loss/validation": 2.0, "speed/characters_per_second": 800}',
+        b'{"step": 6, "time": 2, "split": "validation", "loss": 2.0, "speed/characters_per_second": 800}',
         b'{"step": 7, "ti',
     ]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    assert read_curve(tmp_path) == ((0, 6), (0, 2), (4, 2), 800)
+    assert read_curve(tmp_path) == ((0, 6), (0, 2), (4, 2), 900)
     assert read_curve(tmp_path / "nowhere") == ((), (), (), None)
 
 

@@ -146,12 +146,13 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(wanted: str, monkeypatch
         pick_device(wanted, saved, 2)
 
 
-def test_processes_of_a_mac_train_on_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "available_devices", lambda: ["mps", "cpu"])
-    assert [pick_device("auto", None, rank) for rank in (None, 0, 1)] == ["mps", "cpu", "cpu"]
+def test_a_mac_trains_on_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "available_devices", lambda: ["cpu", "mps"])
+    assert [pick_device("auto", None, rank) for rank in (None, 0, 1)] == ["cpu"] * 3
+    assert pick_device("mps") == "mps"
     with pytest.raises(DeviceError, match="device=mps is not available; PyTorch finds cpu"):
         pick_device("mps", None, 1)
-    assert [plan_runtime(RuntimeConfig(), processes, 0)[0].device for processes in (1, 2)] == ["mps", "cpu"]
+    assert [plan_runtime(RuntimeConfig(), processes, 0)[0].device for processes in (1, 2)] == ["cpu", "cpu"]
 
 
 def test_a_run_from_a_missing_device_chooses_again() -> None:

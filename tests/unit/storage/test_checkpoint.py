@@ -215,8 +215,11 @@ def test_any_change_to_a_file_is_an_error_of_one_line(intact: Path, tmp_path: Pa
         ({"norm.weight": np.ones((2, 4), np.float32)}, r"norm\.weight has shape \(2, 4\); expected shape \(8,\)"),
         ({"norm.weight": None}, r"norm\.weight is missing; expected shape \(8,\)"),
         ({"more": np.ones(3, np.float32)}, r"more has shape \(3,\); it is not part of the model"),
-        ({"norm.weight": np.ones(8)}, r"norm\.weight must contain finite float32 values"),
-        ({"norm.weight": np.full(8, np.nan, np.float32)}, r"norm\.weight must contain finite float32 values"),
+        ({"norm.weight": np.ones(8)}, r"norm\.weight must contain finite float32 or float16 values"),
+        (
+            {"norm.weight": np.full(8, np.nan, np.float32)},
+            r"norm\.weight must contain finite float32 or float16 values",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_configuration_are_refused(

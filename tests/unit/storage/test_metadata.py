@@ -50,7 +50,7 @@ def changed(field: str, value: Any) -> dict[str, Any]:
 
 
 def test_metadata_reads_back_with_its_types(tmp_path: Path) -> None:
-    state = TrainState(5, 10**15, 1 / 3, 0.1 + 0.2, 5e-324, None, 0, 1.7e308, 3, math.pi, 7, 2)
+    state = TrainState(5, 10**15, 1 / 3, 0.1 + 0.2, 5e-324, None, 0, 1.7e308, 3, math.pi, 7)
     metadata = read_metadata(write(tmp_path / "c", {**FIELDS, "state": asdict(state)}))
     assert metadata.state == state, "to the last bit"
     assert metadata.runtime == Environment(device="cpu", dtype="float32", compile=False, threads=1)

@@ -353,7 +353,7 @@ def test_a_strange_lock_file_is_shown_in_one_printable_line(content: bytes) -> N
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.yaml", "metrics.jsonl", "validation", "events.out.tfevents.1", LOCK),
+        *("config.yaml", "metrics.jsonl", "log.txt", "tensorboard", LOCK),
         *("checkpoints", "checkpoints/x", "frames", "frames/step-00000001"),
     ],
 )

@@ -36,9 +36,9 @@ from minigpt.training.schedule import lr_factor
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
-def curve(run: Path, tag: str) -> dict[int, float]:
+def curve(run: Path, tag: str, split: str = "train") -> dict[int, float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {line["step"]: line[tag] for line in lines if tag in line}
+    return {line["step"]: line[tag] for line in lines if line["split"] == split}
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def script_losses(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
 def test_the_training_loss_is_the_mean_over_all_steps_since_the_last_line(go: Any) -> None:
     each, _ = go("each", train__log_every=1, train__micro_batch_size=2)
     thirds, _ = go("thirds", train__log_every=3, train__micro_batch_size=2)
-    losses = curve(each, "loss/train")
+    losses = curve(each, "loss")
     means = {step: sum(losses[step - i] for i in range(3)) / 3 for step in (3, 6, 9, 12)}
-    assert curve(thirds, "loss/train") == pytest.approx(means, rel=1e-12)
+    assert curve(thirds, "loss") == pytest.approx(means, rel=1e-12)
 
 
 def test_times_start_at_zero_and_never_decrease(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +114,13 @@ def test_a_seed_determines_the_run(go: Any) -> None:
     again, _ = go("again", model__dropout=0.1)
     other, _ = go("other", model__dropout=0.1, train__seed=7)
     assert same(tensors(first, 12), tensors(again, 12))
-    assert curve(first, "loss/train") == curve(again, "loss/train")
+    assert curve(first, "loss") == curve(again, "loss")
     assert not same(tensors(first, 12), tensors(other, 12))
 
 
 def test_by_default_a_run_evaluates_a_few_times(go: Any) -> None:
     run, _ = go(train__eval_every="auto", train__steps=20, train__save_every=100)
-    assert list(curve(run, "loss/validation")) == [0, 5, 10, 15, 20]
+    assert list(curve(run, "loss", "validation")) == [0, 5, 10, 15, 20]
 
 
 # --- when it ends ------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_patience_stops_a_run_that_can_be_resumed_exactly(go: Any, monkeypatch: 
     _, done = go(resume=True, train__eval_every=1, train__patience=0)
     assert not done.is_early
     assert same(tensors(run, 12), tensors(untouched, 12))
-    assert curve(run, "loss/validation") == curve(untouched, "loss/validation") == dict(enumerate(losses))
+    assert curve(run, "loss", "validation") == curve(untouched, "loss", "validation") == dict(enumerate(losses))
     assert (done.state.best_step, done.state.best_loss) == (8, 6.5)
     assert best_step(run) == best_step(untouched) == 8
 
@@ -161,9 +161,9 @@ def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved(go: Any) -
         train__steps=7, train__eval_every=5, train__save_every=100, train__log_every=100,
         probes=(lambda step, model, metrics: seen.append(step),),
     )  # fmt: skip
-    validation = curve(run, "loss/validation")
+    validation = curve(run, "loss", "validation")
     assert seen == [0, 5, 7] == list(validation)
-    assert list(curve(run, "loss/train")) == [7]
+    assert list(curve(run, "loss")) == [7]
     assert read_metadata(step_folder(run, 7)).state.validation_loss == validation[7]
     assert validation[0] == pytest.approx(math.log(make_data().tokenizer.vocab_size), rel=0.05)
     assert best_step(run) == min((5, 7), key=lambda step: validation[step])

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from small_runs import make_config, make_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 
 from minigpt.storage.checkpoint import load_checkpoint
@@ -27,13 +28,6 @@ from minigpt.training.loop import Probe, train
 from minigpt.training.metrics import Metrics
 
 ALL = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
-CHARTS = {
-    "loss/train": "1 loss/loss",
-    "loss/validation": "1 loss/loss!",
-    "bits_per_character/validation": "1 loss/loss, bits per char!",
-}
-"""TensorBoard's chart for each tag of metrics.jsonl. An exclamation mark stands for the run NAME/validation."""
-
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
@@ -44,27 +38,33 @@ def event_files_of_different_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
 
 
-def board(run: Path) -> EventAccumulator:
-    """Read a run as TensorBoard does."""
-    assert {file.parent for file in run.rglob("*tfevents*")} <= {run, run / "validation"}
-    return EventAccumulator(str(run), size_guidance=ALL).Reload()
+Scalars = dict[tuple[str, str, int], float]
+"""Values by split, tag and step."""
 
 
-def board_scalars(run: Path) -> dict[tuple[str, int], float]:
-    """Return the points of both TensorBoard runs, by chart as in CHARTS."""
+def board(run: Path, split: str) -> EventAccumulator:
+    """Read the TensorBoard run of a split as TensorBoard does."""
+    folder = run / "tensorboard"
+    assert {file.parent for file in run.rglob("*tfevents*")} == {folder, folder / "train", folder / "validation"}
+    return EventAccumulator(str(folder / split), size_guidance=ALL).Reload()
+
+
+def board_scalars(run: Path) -> Scalars:
     points = []
-    for events, mark in ((board(run), ""), (board(run / "validation"), "!")):
-        points += [(tag + mark, e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
-    assert max(Counter((tag, step) for tag, step, _ in points).values()) == 1
-    return {(tag, step): value for tag, step, value in points}
+    for split in ("train", "validation"):
+        events = board(run, split)
+        points += [((split, tag, e.step), e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
+    assert max(Counter(place for place, _ in points).values()) == 1
+    return dict(points)
 
 
-def line_scalars(run: Path) -> dict[tuple[str, int], float]:
+def line_scalars(run: Path) -> Scalars:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
-    points = [(tag, line["step"], line[tag]) for line in lines for tag in line if tag not in ("step", "time")]
-    assert max(Counter((tag, step) for tag, step, _ in points).values()) == 1
-    return {(tag, step): value for tag, step, value in points}
+    known = ("step", "time", "split")
+    points = [((line["split"], tag, line["step"]), line[tag]) for line in lines for tag in line if tag not in known]
+    assert max(Counter(place for place, _ in points).values()) == 1
+    return dict(points)
 
 
 def start(run: Path, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> TrainState:
@@ -76,21 +76,23 @@ def start(run: Path, resume: bool = False, probes: tuple[Probe, ...] = (), **cha
 def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Path) -> None:
     start(tmp_path)
     expected, found = line_scalars(tmp_path), board_scalars(tmp_path)
-    assert len(expected) == len(found)
-    groups = {"optimizer": "3 optimizer", "speed": "2 speed", "time": "2 speed/time", "memory": "2 speed/memory"}
-    for (tag, step), value in expected.items():
-        kind, _, name = tag.partition("/")
-        chart = CHARTS.get(tag) or f"{groups[kind]}/{name}"
-        assert found[chart, step] == pytest.approx(value, rel=1e-6), tag
-    steps: dict[str, list[int]] = {}
-    for tag, step in expected:
-        steps.setdefault(tag, []).append(step)
-    evaluated = {"loss/validation", "bits_per_character/validation"}
-    assert {"loss/train", "optimizer/learning_rate", "speed/characters_per_second", *evaluated} <= steps.keys()
-    for tag, at in steps.items():
-        assert at == ([0, 4, 8, 12] if tag in evaluated else [3, 6, 9, 12]), tag
-    bits = {step: value for (tag, step), value in expected.items() if tag == "bits_per_character/validation"}
-    assert all(bits[step] == pytest.approx(expected["loss/validation", step] / math.log(2)) for step in bits)
+    assert found == pytest.approx(expected, rel=1e-6)
+    steps: dict[str, dict[str, list[int]]] = {"train": {}, "validation": {}}
+    for split, tag, step in expected:
+        steps[split].setdefault(tag, []).append(step)
+    assert steps["validation"] == {"loss": [0, 4, 8, 12], "loss/bits_per_character": [0, 4, 8, 12]}
+    assert {"loss", "optimizer/learning_rate", "speed/characters_per_second"} <= steps["train"].keys()
+    assert all(at == [3, 6, 9, 12] for at in steps["train"].values())
+    bits = [expected["validation", "loss/bits_per_character", step] for step in (0, 12)]
+    assert bits == pytest.approx([expected["validation", "loss", step] / math.log(2) for step in (0, 12)])
+
+
+def test_tensorboard_compares_the_settings_and_losses_of_runs(tmp_path: Path) -> None:
+    start(tmp_path, model__n_embd=32)
+    (content,) = board(tmp_path, "").PluginTagToContent("hparams").values()
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert (hparams["model.n_embd"].number_value, hparams["optim.name"].string_value) == (32, "normuon")
+    assert "runtime.threads" not in hparams
 
 
 def test_a_recurrent_run_has_the_curves_of_a_transformer(tmp_path: Path) -> None:
@@ -102,13 +104,17 @@ def test_a_recurrent_run_has_the_curves_of_a_transformer(tmp_path: Path) -> None
 
 def test_texts_are_written_if_asked_for(tmp_path: Path) -> None:
     def probe(step: int, model: Any, metrics: Metrics) -> None:
-        metrics.to_tensorboard("add_text", "sample", f"step {step}", step)
+        metrics.sample(step, f"step {step}\nof a run")
 
     start(tmp_path, probes=(probe,), train__steps=4)
     start(tmp_path, resume=True, probes=(probe,), train__steps=8)
-    samples = board(tmp_path).Tensors("sample/text_summary")
+    samples = board(tmp_path, "validation").Tensors("sample/text_summary")
     assert [event.step for event in samples] == [0, 4, 8]
-    assert samples[1].tensor_proto.string_val[0] == b"step 4"
+    assert samples[1].tensor_proto.string_val[0] == b"    step 4\n    of a run"
+    kept = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert re.findall(r"^    step (\d)\n    of a run$", kept, re.MULTILINE) == ["0", "4", "8"]
+    assert re.findall(r"^--- .*, step (\d)$", kept, re.MULTILINE) == ["0", "4"]
+    assert kept.count("validation") == 3
 
 
 @pytest.mark.parametrize("damage", ["none", "cut off"])
@@ -123,7 +129,7 @@ def test_after_a_kill_and_a_resume_each_step_is_there_once(tmp_path: Path, damag
 
     start(run, probes=(copy,), train__eval_every=8, train__log_every=1)
     assert checkpoint_steps(killed) == [0, 5]
-    assert max(step for _, step in line_scalars(killed)) == max(step for _, step in board_scalars(killed)) == 8
+    assert max(step for *_, step in line_scalars(killed)) == max(step for *_, step in board_scalars(killed)) == 8
     if damage == "cut off":
         for path in (killed / "metrics.jsonl", *killed.rglob("*tfevents*")):
             path.write_bytes(path.read_bytes()[:-9])
@@ -136,9 +142,9 @@ def test_a_run_resumed_at_step_0_has_each_step_once(tmp_path: Path) -> None:
     for last in (7, 9):
         with Metrics(tmp_path) as metrics:
             for step in range(1, last):
-                metrics.log(step, 1.0, {"loss/train": float(last)})
-    assert line_scalars(tmp_path) == {("loss/train", step): 9.0 for step in range(1, 9)}
-    assert board_scalars(tmp_path) == {("1 loss/loss", step): 9.0 for step in range(1, 9)}
+                metrics.log("train", step, 1.0, {"loss": float(last)})
+    expected = {("train", "loss", step): 9.0 for step in range(1, 9)}
+    assert line_scalars(tmp_path) == board_scalars(tmp_path) == expected
 
 
 KEPT = b'{"step": 1}\n{"step": 5}\n'
@@ -166,23 +172,24 @@ def test_a_resume_cuts_the_lines_of_later_steps_and_keeps_damaged_ones(
     (tmp_path / "metrics.jsonl").write_bytes(content)
     with Metrics(tmp_path, step=5) as metrics:
         assert (tmp_path / "metrics.jsonl").read_bytes() == expected
-        metrics.log(6, 1.0, {"a": 0.5})
-    assert (tmp_path / "metrics.jsonl").read_bytes() == expected + b'{"step": 6, "time": 1.0, "a": 0.5}\n'
+        metrics.log("train", 6, 1.0, {"a": 0.5})
+    line = b'{"step": 6, "time": 1.0, "split": "train", "a": 0.5}\n'
+    assert (tmp_path / "metrics.jsonl").read_bytes() == expected + line
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     with Metrics(tmp_path) as metrics:
-        metrics.log(1, 0.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
+        metrics.log("train", 1, 0.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
     line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert line == '{"step": 1, "time": 0.0, "a": null, "b": null, "c": null, "d": 1.5}\n'
+    assert line == '{"step": 1, "time": 0.0, "split": "train", "a": null, "b": null, "c": null, "d": 1.5}\n'
 
 
 def test_metrics_without_a_run_write_nothing(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Metrics() as metrics:
-        metrics.log(1, 0.5, {"a": 0.5})
-        metrics.to_tensorboard("add_text", "a", "b", 1)
-        metrics.progress(1, 2, "")
+        metrics.log("train", 1, 0.5, {"a": 0.5})
+        metrics.sample(1, "b")
+        metrics.progress(1, 2, {}, "")
         metrics.message("a line")
     assert capsys.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
@@ -206,22 +213,22 @@ def test_a_full_disk_leaves_a_gap_that_is_reported_once(tmp_path: Path, capsys: 
     """Later lines are whole again. TensorBoard ends."""
     path = tmp_path / "metrics.jsonl"
     with Metrics(tmp_path) as metrics:
-        metrics.log(1, 1.0, {"a": 0.5})
+        metrics.log("train", 1, 1.0, {"a": 0.5})
         metrics.flush()
         with full_at(path.stat().st_size + 10):
             for step in range(2, 5):
-                metrics.log(step, 1.0, {"a": 0.5})
+                metrics.log("train", step, 1.0, {"a": 0.5})
             metrics.flush()
-            metrics.to_tensorboard("add_text", "sample", "text " * 10, 8)
+            metrics.sample(8, "text " * 10)
         for step in (5, 6):
-            metrics.log(step, 1.0, {"a": 0.5})
+            metrics.log("train", step, 1.0, {"a": 0.5})
     first, torn, *later = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(first)["step"] == 1
     assert torn == '{"step": 2'
     assert [json.loads(line)["step"] for line in later] == [5, 6]
-    reported, board = capsys.readouterr().err.splitlines()
+    reported, *others = capsys.readouterr().err.splitlines()
     assert reported == f"cannot write {path}: File too large; its curves have a gap from step 2 on"
-    assert board == "cannot write to TensorBoard: File too large; metrics.jsonl keeps the scalars"
+    assert "cannot write to TensorBoard: File too large; metrics.jsonl keeps the scalars" in others, others
 
 
 # --- the terminal ------------------------------------------------------------------------------------
@@ -236,9 +243,9 @@ def printed(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", stream)
     with Metrics(tmp_path) as metrics:
         metrics.message("a line")
-        metrics.progress(500, 1000, "")
-        metrics.progress(750, 1000, "loss 1.5")
-        assert not stream.isatty() or stream.getvalue().rstrip().endswith(", loss 1.5"), "the loss is shown at once"
+        metrics.progress(500, 1000, {"loss": None, "val": None}, "")
+        metrics.progress(750, 1000, {"loss": 1.5, "val": None}, "14k/s")
+        assert not stream.isatty() or "loss 1.50" in stream.getvalue(), "the loss is shown at once"
         metrics.message("another\nline")
     return stream.getvalue()
 
@@ -250,8 +257,8 @@ def test_a_pipe_gets_plain_lines_and_no_bar(tmp_path: Path, monkeypatch: pytest.
 def test_a_terminal_gets_a_bar_that_starts_at_the_resumed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its estimate counts the steps of this session only."""
     text = printed(tmp_path, Terminal(), monkeypatch)
-    assert "500/1000 steps" in text
-    assert re.search(r" 75%\|.*750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)
+    assert " 500/1000 " in text
+    assert re.search(r" 75%\|.*\|  750/1000 [0-9:]+<[0-9:?]+ loss 1\.50 {15}14k/s", text)
     assert "a line\n" in text
 
 

@@ -58,7 +58,6 @@ def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: 
     clipped.step()
     gradients = [[p.grad for p in run.learner.model.parameters() if p.grad is not None] for run in (clipped, free)]
     norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients[0]])).item()
-    assert clipped.state.clipped_count == (0 < share < 1)
     if 0 < share < 1:
         assert norm == pytest.approx(share * free.gradient_norm, rel=1e-4)
     else:
@@ -95,7 +94,6 @@ def test_a_step_that_is_not_finite_is_named_before_anything_uses_its_weights(
     state = training.state
     assert (state.step, state.tokens_seen) == (3, 3 * training.config.tokens_per_step)
     assert (state.loss_sum, state.loss_count) == (healthy.state.loss_sum, 2)
-    assert state.clipped_count == healthy.state.clipped_count
 
 
 @pytest.mark.parametrize("use", [Training.log, Training.evaluate, Training.save])

@@ -45,10 +45,10 @@ def test_other_models_leave_less_room() -> None:
 
 
 def test_the_curve_of_the_loss_is_dense_at_the_start(tmp_path: Path) -> None:
-    lines = [{"step": step, "loss/train": 1 / step} for step in range(1, 5001)]
-    lines[30] = {"step": 31, "loss/train": float("nan")}
-    lines.append({"step": -5, "loss/train": 1.0})
-    text = "\n".join(map(json.dumps, lines)) + '\n{"step": 5001, "loss/val'
+    lines = [{"step": step, "split": "train", "loss": 1 / step} for step in range(1, 5001)]
+    lines[30] = {"step": 31, "split": "train", "loss": float("nan")}
+    lines.append({"step": -5, "split": "train", "loss": 1.0})
+    text = "\n".join(map(json.dumps, lines)) + '\n{"step": 5001, "lo'
     (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
     curve = loss_curve(tmp_path)
     steps = [step for step, _ in curve]
@@ -62,5 +62,5 @@ def test_the_curve_of_the_loss_is_dense_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_before_its_first_log_line_has_one_loss(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss/validation": 4.5}\n', encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "split": "validation", "loss": 4.5}\n', encoding="utf-8")
     assert loss_curve(tmp_path) == [(0, 4.5)]
