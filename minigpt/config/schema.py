@@ -214,8 +214,8 @@ class RuntimeConfig(Section):
     """Precision of matrix multiplications (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
-    kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """`torch`: PyTorch operations. `cpu`: faster CPU kernels that round dropout probabilities to multiples of 1/256."""
+    kernels: Literal["auto", "torch", "cpu", "reference"] = "auto"
+    """`cpu`: fast kernels; dropout has multiples of 1/256. `torch`: PyTorch's. `reference`: attention as in gpt.py."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads of each process."""
     exact: bool = True

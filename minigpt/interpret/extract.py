@@ -9,7 +9,7 @@ Letters in shapes: T queries, S keys, H heads, D head size, C width, L layers, V
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -91,14 +91,14 @@ def extract(model: GPT, ids: Ids) -> Activations:
 def patch_attention(model: GPT, patch: Callable[..., Tensor]) -> Iterator[None]:
     """Call `patch(layer, kernel, q, k, v, dropout)` for each layer's attention kernel in a `with` statement."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
-    before = [attention.kernels for attention in layers]
+    before = [attention.attend for attention in layers]
     try:
-        for layer, (attention, kernels) in enumerate(zip(layers, before, strict=True)):
-            attention.kernels = replace(kernels, sdpa=partial(patch, layer, kernels.sdpa))
+        for layer, (attention, attend) in enumerate(zip(layers, before, strict=True)):
+            attention.attend = partial(patch, layer, attend)  # type: ignore[method-assign]
         yield
     finally:
-        for attention, kernels in zip(layers, before, strict=True):
-            attention.kernels = kernels
+        for attention, attend in zip(layers, before, strict=True):
+            attention.attend = attend  # type: ignore[method-assign]
 
 
 @contextmanager

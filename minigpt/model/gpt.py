@@ -37,10 +37,23 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
     return RMSNorm(config.n_embd)
 
 
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the keys."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) under the causal mask: (..., T, S) for q (..., T, D) and k (..., S, D).
+
+    These are the weights of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
+    mask = causal_mask(q.size(-2), k.size(-2), q.device)
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
-
-    kernels: Kernels = CPU  # until `use_kernels`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -51,9 +64,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos_sin: Tensor | None = None) -> Tensor:
         q, k, v = self.queries_keys_values(x, cos_sin)  # (B, H, T, D) each
-        y = self.kernels.sdpa(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+        y = self.attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
+
+    @staticmethod
+    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """Return softmax(q k^T / sqrt(D)) v under the causal mask, (B, H, T, D) each.
+
+        The reference for tests and for inspection. `use_kernels` puts a faster kernel in its place.
+        """
+        weights = attention_weights(q, k)  # (B, H, T, T)
+        return F.dropout(weights, dropout) @ v
 
     def queries_keys_values(self, x: Tensor, cos_sin: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v (B, H, T, D) for x (B, T, C), with q and k rotated by cos_sin (2, T, D / 2)."""
@@ -210,27 +232,13 @@ def rope_cos_sin(context: int, head_size: int) -> Tensor:
     return torch.stack((angle.cos(), angle.sin())).float()
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the keys."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(D)) under the causal mask: (..., T, S) for q (..., T, D) and k (..., S, D).
-
-    The reference implementation of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), for tests and
-    for inspection. The model uses faster kernels, which do not return the weights.
-    """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
-    mask = causal_mask(q.size(-2), k.size(-2), q.device)
-    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-
-
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
     """Set the kernels of every layer."""
     for module in model.modules():
-        if isinstance(module, RMSNorm | Attention | Dropout):
+        if isinstance(module, RMSNorm | Dropout):
             module.kernels = kernels
+        if isinstance(module, Attention):
+            module.attend = kernels.sdpa or Attention.attend  # type: ignore[method-assign, assignment]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Operations with two implementations: PyTorch's implementation, and a faster one for a CPU.
 
-A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
-`CPU` the faster ones, which a new model has. `use_kernels` (gpt.py) sets those of a `Runtime`. Two of these functions
-give the compiler their plain form, because it fuses operations itself.
+A layer calls `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations, `CPU` the faster ones.
+`use_kernels` (gpt.py) sets those of a `Runtime`. Two of these functions give the compiler their plain form, because it
+fuses operations itself.
 
 Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
 
@@ -10,7 +10,7 @@ Letters in shapes: B batch, H heads, T time, D head size, N = B H.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ SDPA = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 class Kernels:
     """One implementation of each operation."""
 
-    sdpa: SDPA
-    """Scaled dot-product attention under the causal mask."""
+    sdpa: SDPA | None
+    """Scaled dot-product attention under the causal mask. None: as `Attention.attend` writes it."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with a probability, and scale up the other elements."""
     rms_norm: Callable[[Tensor, Tensor], Tensor]
@@ -227,5 +227,5 @@ CPU = TORCH
 if hasattr(torch, "_softmax_backward_data") and hasattr(torch.ops.aten, "native_layer_norm_backward"):  # not public
     CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast)
 
-KERNELS = {"torch": TORCH, "cpu": CPU}
+KERNELS = {"torch": TORCH, "cpu": CPU, "reference": replace(TORCH, sdpa=None)}
 """The values of `runtime.kernels`."""

@@ -4,7 +4,8 @@ import torch
 
 from minigpt.config.schema import ModelConfig
 from minigpt.errors import NoAttentionError, escape
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, use_kernels
+from minigpt.model.kernels import CPU
 from minigpt.model.recurrent import Recurrent
 from minigpt.sampling.load import AnyEngine, build_engine
 from minigpt.storage.checkpoint import Checkpoint
@@ -15,7 +16,9 @@ Model = GPT | Recurrent
 
 def build_model(config: ModelConfig, vocab_size: int) -> Model:
     """Return a new model. Its weights come from torch's global generator."""
-    return (Recurrent if config.is_recurrent else GPT)(config, vocab_size)
+    model = (Recurrent if config.is_recurrent else GPT)(config, vocab_size)
+    use_kernels(model, CPU)
+    return model
 
 
 def load_model(checkpoint: Checkpoint) -> Model:

@@ -80,7 +80,7 @@ class Environment(_Part):
     dtype: Literal["float32", "bfloat16"]
     compile: bool
     threads: int = Field(ge=1, le=MOST_THREADS)
-    kernels: Literal["cpu", "torch"] = "torch"
+    kernels: Literal["cpu", "torch", "reference"] = "torch"
     sums: str = "exact"
     """How processes add up gradients: "exact", or what depends on their number."""
     processor: str = ""

@@ -24,7 +24,7 @@ from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids
 from minigpt.training.optim import Optimizer
-from minigpt.training.parallel import ONE, Processes, tree_merges
+from minigpt.training.parallel import ONE, Processes
 from minigpt.training.schedule import run_steps
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -127,57 +127,27 @@ class Learner:
             The mean loss in nats and the norm of all gradients before clipping (2,), on the device: reading them waits
             for it. If one is not finite, the weights are lost.
         """
-        loss = self.compute_gradients(tokens, number)
-        return torch.stack((loss, self.update(lr_factor)))
-
-    def compute_gradients(self, tokens: Ids, number: int) -> Tensor:
-        """Compute the gradients of the mean loss over the batch of a step, and return the loss (collective).
-
-        All processes end with the same gradients.
-        """
-        train, parameters = self.config.train, self.optimizer.parameters
-        shards, shard_size = self.processes.shards(train.shards), train.batch_size // train.shards  # sequences in one
-        part = slice(shards.start * shard_size, shards.stop * shard_size)
+        train, runtime, parameters = self.config.train, self.runtime, self.optimizer.parameters
+        part = self.processes.part(train.batch_size)
         batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, number, part=part)
-        xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)
-        # A stack of sums of subtrees: gradients, and the loss. Their order is the same for any number of processes
-        # (parallel.py), so the last digits are too.
-        sums: list[list[Tensor]] = []
-        for shard, x, y, merges in zip(shards, xs, ys, tree_merges(len(shards)), strict=True):
-            reseed(self.runtime, mix_seed(train.seed, "dropout", number, shard))
+
+        def backward(x: Tensor, y: Tensor, shard: int) -> Tensor:
+            reseed(runtime, mix_seed(train.seed, "dropout", number, shard))
             self.optimizer.zero_grad()
-            loss = self.backward(x, y)
-            sums.append([*(p.grad for p in parameters if p.grad is not None), loss])
-            for _ in range(merges):
-                right = sums.pop()
-                torch._foreach_add_(sums[-1], right)
-        ((*gradients, loss),) = sums
-        self.processes.sum([*gradients, loss])
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        return loss
+            total = torch.zeros((), device=x.device)
+            for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):
+                loss = self.loss(x_part, y_part) * (len(x_part) / train.batch_size)
+                loss.backward()
+                total += loss.detach()
+            return total
 
-    def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the gradients for inputs and targets (B, T), one micro-batch at a time.
-
-        Return their part of the mean loss of the whole batch.
-        """
-        train = self.config.train
-        total = torch.zeros((), device=x.device)
-        for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):
-            loss = self.loss(x_part, y_part) * (len(x_part) / train.batch_size)
-            loss.backward()
-            total += loss.detach()
-        return total
-
-    def update(self, lr_factor: float) -> Tensor:
-        """Clip the gradients, update the weights, and return the norm of all gradients before."""
-        parameters = self.optimizer.parameters
+        x, y = (ids.to(runtime.device) for ids in batch)  # (B, T) each
+        loss = self.processes.add_shards(train.shards, backward, x, y, parameters)
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if max_norm := self.config.optim.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.optimizer.step(lr_factor)
-        return norm
+        return torch.stack((loss, norm))
 
 
 def copy_arrays(arrays: Arrays, tensors: Mapping[str, Tensor]) -> None:

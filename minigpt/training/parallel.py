@@ -120,11 +120,41 @@ class Processes:
 
     # --- tensors -----------------------------------------------------------------------------------------
 
-    def shards(self, count: int) -> range:
-        """Return the shards of this process, out of `count` in each batch."""
+    def part(self, count: int) -> slice:
+        """Return the part of this process of `count` shards, or of the sequences in them."""
         assert count % self.size == 0, "see check_count"
         local_count = count // self.size
-        return range(self.rank * local_count, (self.rank + 1) * local_count)
+        return slice(self.rank * local_count, (self.rank + 1) * local_count)
+
+    def add_shards(
+        self, count: int, backward: Callable[[Tensor, Tensor, int], Tensor], x: Tensor, y: Tensor, leaves: list[Tensor]
+    ) -> Tensor:
+        """Add the gradients of all shards of a batch, and return the sum of their losses (collective).
+
+        All processes end with the same gradients.
+
+        Args:
+            count: The number of shards of the batch.
+            backward: Sets the gradients for the part x, y of shard i, as `backward(x, y, i)`, and returns its loss.
+            x, y: This process's part of the batch, (B, T) each.
+            leaves: The tensors that have gradients.
+        """
+        shards = range(count)[self.part(count)]
+        parts = (ids.split(len(ids) // len(shards)) for ids in (x, y))
+        # A stack of sums of subtrees: gradients, and the loss. Their order is the same for any number of processes, so
+        # the last digits are too.
+        sums: list[list[Tensor]] = []
+        for shard, x_part, y_part, merges in zip(shards, *parts, tree_merges(len(shards)), strict=True):
+            loss = backward(x_part, y_part, shard)
+            sums.append([*(leaf.grad for leaf in leaves if leaf.grad is not None), loss])
+            for _ in range(merges):
+                right = sums.pop()
+                torch._foreach_add_(sums[-1], right)
+        ((*gradients, loss),) = sums
+        self.sum([*gradients, loss])
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        return loss
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over all processes (collective)."""

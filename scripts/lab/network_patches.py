@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.kernels import CPU
+from minigpt.model.gpt import Attention
+from minigpt.model.kernels import CPU, sdpa_blocked
 
 
 class UntiedEmbedding(nn.Embedding):
@@ -119,9 +120,9 @@ def value_residual(run: Any, argument: Any) -> None:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
-            return CPU.sdpa(q, k, v, probability)
+            return sdpa_blocked(q, k, v, probability)
 
-        attention.kernels = replace(attention.kernels, sdpa=partial(sdpa, attention))
+        attention.attend = partial(sdpa, attention)
 
 
 def embedding_residual(run: Any, argument: Any) -> None:
@@ -176,11 +177,13 @@ def variational_dropout(run: Any, argument: Any) -> None:
     def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
         if probability:
             v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
-        return CPU.sdpa(q, k, v, 0.0)
+        return sdpa_blocked(q, k, v, 0.0)
 
     for module in run.learner.model.modules():
         if hasattr(module, "kernels"):
-            module.kernels = replace(module.kernels, dropout=dropout, sdpa=sdpa)
+            module.kernels = replace(module.kernels, dropout=dropout)
+        if isinstance(module, Attention):
+            module.attend = sdpa
 
 
 def concatenated_positions(run: Any, width: int) -> None:
@@ -251,17 +254,17 @@ def attention_kind(run: Any, name: str) -> None:
         return scores.masked_fill(future, -math.inf).softmax(-1) @ v
 
     for block in run.learner.model.blocks:
-        block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
+        block.attention.attend = sdpa
 
 
 def unscaled_attention(run: Any, argument: Any) -> None:
     """Do not divide the scores of attention by sqrt(D)."""
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
-        return CPU.sdpa(q * math.sqrt(q.size(-1)), k, v, probability)
+        return sdpa_blocked(q * math.sqrt(q.size(-1)), k, v, probability)
 
     for block in run.learner.model.blocks:
-        block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
+        block.attention.attend = sdpa
 
 
 def initial_scale(run: Any, factor: float) -> None:

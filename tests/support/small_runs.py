@@ -105,11 +105,11 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
 
 def disturb(monkeypatch: pytest.MonkeyPatch, kinds: dict[int, str]) -> None:
     """Make the loss or the gradient of these steps not finite."""
-    mean_loss, compute_gradients, current = Learner.mean_loss, Learner.compute_gradients, [0]
+    mean_loss, step, current = Learner.mean_loss, Learner.step, [0]
 
-    def remember(self: Learner, tokens: Ids, number: int) -> Tensor:
+    def remember(self: Learner, tokens: Ids, number: int, lr_factor: float) -> Tensor:
         current[0] = number + 1
-        return compute_gradients(self, tokens, number)
+        return step(self, tokens, number, lr_factor)
 
     def disturbed(self: Learner, x: Tensor, y: Tensor) -> Tensor:
         value = mean_loss(self, x, y)
@@ -118,5 +118,5 @@ def disturb(monkeypatch: pytest.MonkeyPatch, kinds: dict[int, str]) -> None:
             return value + (self.model.norm.weight * 0).sum().sqrt()  # the value is 0, the derivative infinite
         return value * {"nan": math.nan, "inf": math.inf}.get(str(kind), 1.0)
 
-    monkeypatch.setattr(Learner, "compute_gradients", remember)
+    monkeypatch.setattr(Learner, "step", remember)
     monkeypatch.setattr(Learner, "mean_loss", disturbed)

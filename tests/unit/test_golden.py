@@ -34,7 +34,7 @@ def test_each_step_has_other_dropout_masks_and_each_repeats_its_own() -> None:
     tokens = some_ids(17, vocab_size=golden.VOCAB_SIZE).numpy()  # one window: all batches are the same
 
     def gradient(step: int) -> torch.Tensor:
-        learner.compute_gradients(tokens, step)
+        learner.step(tokens, step, 0.0)
         return torch.cat([p.grad.flatten() for p in learner.optimizer.names if p.grad is not None])
 
     first = gradient(0)

@@ -65,7 +65,7 @@ def test_the_model_keeps_its_kernels_and_its_mode(kernels: Any) -> None:
     use_kernels(model, kernels)
     first, second = extract(model, some_ids()), extract(model, some_ids())
     assert model.training
-    assert all(block.attention.kernels is kernels for block in model.blocks)
+    assert all(block.attention.attend is kernels.sdpa for block in model.blocks)
     assert torch.equal(first.weights, second.weights)  # no dropout
 
 

@@ -131,7 +131,7 @@ def test_plain_attention_weighs_values_by_the_formula_of_its_kind() -> None:
 
     def last_output(kind: str) -> Tensor:
         (block, *_) = patched(attention_kind=kind).learner.model.blocks
-        out: Tensor = block.attention.kernels.sdpa(q, k, v, 0.0)
+        out: Tensor = block.attention.attend(q, k, v, 0.0)
         return out[0, 1, 3]  # query 3 of head 1 sees keys 0 to 3
 
     scores, values = q[0, 1, 3] @ k[0, 1, :4].T, v[0, 1, :4]
@@ -151,13 +151,12 @@ def test_concatenated_positions_replace_the_last_dimensions() -> None:
 def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
     torch.manual_seed(0)
     for block in patched(variational_dropout=True).learner.model.blocks:
-        kernels = block.attention.kernels
-        dropped = kernels.dropout(torch.ones(2, 5, 16), 0.5)
+        dropped = block.dropout.kernels.dropout(torch.ones(2, 5, 16), 0.5)
         assert set(dropped.unique().tolist()) == {0.0, 2.0}
         assert torch.equal(dropped, dropped[:, :1].expand(2, 5, 16))
         assert not torch.equal(dropped[0], dropped[1])
         zeros = torch.zeros(1, 1, 8, 8)  # uniform attention
-        attended = kernels.sdpa(zeros, zeros, torch.eye(8)[None, None], 0.5)[0, 0]
+        attended = block.attention.attend(zeros, zeros, torch.eye(8)[None, None], 0.5)[0, 0]
         last = attended[-1] > 0
         assert 0 < last.sum() < 8
         assert torch.equal(attended > 0, last.expand(8, 8).tril()), "a key must be dropped for all queries"

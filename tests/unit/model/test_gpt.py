@@ -21,7 +21,7 @@ from minigpt.model.gpt import (
     sinusoidal_positions,
     use_kernels,
 )
-from minigpt.model.kernels import CPU, TORCH, Kernels, apply_rope
+from minigpt.model.kernels import KERNELS, Kernels, apply_rope
 from minigpt.model.size import count_parameters, training_flops
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
@@ -154,7 +154,7 @@ def rotated(x: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_attention_agrees_with_the_reference_implementation(family: str, kernels: Kernels) -> None:
     """Each layer computes softmax(q k^T / sqrt(D)) v under the mask, from its own inputs."""

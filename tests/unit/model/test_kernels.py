@@ -12,15 +12,17 @@ from torch import Tensor
 
 from minigpt.model import kernels
 from minigpt.model.device import has_compiler
-from minigpt.model.gpt import attention_weights, rope_cos_sin, use_kernels
+from minigpt.model.gpt import Attention, attention_weights, rope_cos_sin, use_kernels
 from minigpt.model.kernels import (
     BLOCK,
     CPU,
+    KERNELS,
     TORCH,
     Kernels,
     apply_rope,
     byte_dropout,
     sdpa_blocked,
+    sdpa_fused,
     squared_relu,
 )
 
@@ -45,20 +47,21 @@ def strided(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_blocked_attention_is_fused_attention(length: int) -> None:
+def test_blocked_and_fused_attention_are_the_reference(length: int) -> None:
     inputs, towards = random_qkv(length), torch.randn(2, 3, length, 8)
-    ours, theirs = (
-        values_and_gradients(lambda q, k, v, sdpa=chosen.sdpa: sdpa(q, k, v, 0.0), inputs, towards)
-        for chosen in (CPU, TORCH)
+    reference, *others = (
+        values_and_gradients(lambda q, k, v, attend=attend: attend(q, k, v, 0.0), inputs, towards)
+        for attend in (Attention.attend, sdpa_blocked, sdpa_fused)
     )
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for other in others:
+        torch.testing.assert_close(other, reference, atol=1e-5, rtol=1e-5)
 
 
 def test_blocked_attention_is_accurate_in_bfloat16() -> None:
     length = 2 * BLOCK + 7
     inputs, towards = random_qkv(length, torch.bfloat16), torch.randn(2, 3, length, 8).bfloat16()
     doubles = [x.detach().double().requires_grad_() for x in inputs]
-    exact = values_and_gradients(lambda q, k, v: TORCH.sdpa(q, k, v, 0.0), doubles, towards.double())
+    exact = values_and_gradients(lambda q, k, v: sdpa_fused(q, k, v, 0.0), doubles, towards.double())
     ours = values_and_gradients(lambda q, k, v: sdpa_blocked(q, k, v, 0.0), inputs, towards)
     for found, expected in zip(ours, exact, strict=True):
         assert (found.double() - expected).norm() <= 0.015 * expected.norm()  # bfloat16 rounds by up to 0.4 %
@@ -172,17 +175,16 @@ def test_norm_and_rope_keep_their_dtype_and_compute_in_float32_at_least(dtype: t
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_a_model_gives_the_same_with_either(family: str) -> None:
+def test_a_model_gives_the_same_with_all(family: str) -> None:
     model, ids, found = random_model(family, context=2 * BLOCK), some_ids(2, 2 * BLOCK), []
-    for chosen in (None, TORCH, CPU):
-        if chosen:
-            use_kernels(model, chosen)
+    for chosen in KERNELS.values():
+        use_kernels(model, chosen)
         logits = model(ids)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         found.append([logits.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
-    for by_default, with_torch, with_cpu in zip(*found, strict=True):
-        torch.testing.assert_close(with_cpu, with_torch, atol=1e-4, rtol=1e-3)
-        assert torch.equal(by_default, with_cpu)
+    for reference, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, reference, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "chosen"), [("modern", CPU), ("classic", CPU), ("modern", TORCH)])
