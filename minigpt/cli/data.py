@@ -7,7 +7,7 @@ import typer
 from typer import Argument
 
 from minigpt.cli.options import LIST, TEXT, EncodingOption, JsonOption, only_list
-from minigpt.cli.output import json_text, notice, table, wrapped, write
+from minigpt.cli.output import json_text, notice, table, waiting, wrapped, write
 from minigpt.errors import escape
 
 data_app = typer.Typer(**LIST)
@@ -61,8 +61,9 @@ def data_info(
     from minigpt.text.sources import open_corpus
     from minigpt.training.fit import WORK, fit
 
-    corpus = open_corpus(text, encoding)
-    scanned = scan(corpus)
+    with waiting("reading the text"):
+        corpus = open_corpus(text, encoding)
+        scanned = scan(corpus)
     notice(*corpus.notices)
     files = [escape(part.path) for part in corpus.parts if part.path.is_file()]
     counts = dict(sorted(scanned.counts.items(), key=lambda item: -item[1]))

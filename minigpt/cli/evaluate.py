@@ -19,7 +19,7 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_device,
 )
-from minigpt.cli.output import json_text, load_torch, notice, table, write
+from minigpt.cli.output import json_text, load_torch, notice, table, waiting, write
 from minigpt.errors import CheckpointError, TextError, count, escape
 
 if TYPE_CHECKING:
@@ -70,9 +70,11 @@ def evaluate(
     from minigpt.storage.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(run)
-    tokens, name, training = _choose_tokens(loaded, file or [], unknown, encoding)
+    with waiting("reading the text"):
+        tokens, name, training = _choose_tokens(loaded, file or [], unknown, encoding)
     result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)
-    simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
+    with waiting("counting n-grams and compressing the text"):
+        simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
         about = {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": dtype}
         others = [{"method": method, "loss": loss} for method, loss in simple.items()]

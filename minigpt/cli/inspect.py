@@ -103,7 +103,8 @@ def _write_page(
 
     others = [] if other is None else [load_checkpoint(other)]
     check_size(loaded, *others)  # before anything is computed
-    film = Film() if steps == "none" else Film.load(loaded, others, _named(steps), notice)
+    with waiting("checking the moments of the film"):
+        film = Film() if steps == "none" else Film.load(loaded, others, _named(steps), notice)
     excerpt, split = choose(whole_lines=True), validation_split(loaded)
     with waiting("computing the page"):
         page = build_page(loaded, excerpt, film=film, others=others, split=split, start=start).encode()

@@ -29,10 +29,7 @@ from minigpt.training.signals import SIGHUP, handle
 from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
-    from minigpt.config.schema import SampleConfig
     from minigpt.storage.checkpoint import Checkpoint
-    from minigpt.text.tokenizer import Tokenizer
-    from minigpt.training.loop import Probe
     from minigpt.training.parallel import Processes
     from minigpt.training.setup import PreparedRun
 
@@ -189,7 +186,8 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
             )
             assert newest, "the main process has read it"
             step = newest[0].metadata.step
-            prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
+            with waiting("reading the text"):
+                prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes, new.as_json)
         except TrainingError as error:
@@ -228,7 +226,8 @@ def _start(processes: "Processes", new: NewRun) -> int:
         return prepared
 
     start, program = processes.share(processes.together(read_start)), peak_memory()
-    prepared = processes.together(prepare)
+    with waiting("reading the text"):
+        prepared = processes.together(prepare)
     if prepared.is_fitted and not new.minutes:
         fitted = f"fitted settings: {describe(prepared.config, prepared.data)}"
         prepared = replace(prepared, notices=(fitted, *prepared.notices))
@@ -259,11 +258,10 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: 
     if start:
         printed.append(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
     notice(*printed)
-    probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     about = {"command": sys.argv, **({"measured": prepared.measured} if prepared.measured else {})}
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = run_training(probes=probes, about=about, printed=printed)
+        outcome = run_training(about=about, printed=printed)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"
@@ -275,18 +273,3 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: 
         reached = {name: value for name, value in asdict(outcome.state).items() if name in names}
         write(json_text({"run": run.name, "folder": escape(run), "signal": outcome.signal, **reached}))
     return report(run, outcome, prepared)
-
-
-def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
-    """Return a probe that continues the same prompt at each evaluation, to show progress."""
-    from minigpt.model.load import Model, numpy_engine
-    from minigpt.sampling.generate import generate
-    from minigpt.training.metrics import Metrics
-
-    short = settings.model_copy(update={"length": settings.preview})
-
-    def probe(step: int, model: Model, metrics: Metrics) -> None:
-        chars = generate(numpy_engine(model), tokenizer, settings.prompt, short, unknown="replace")
-        metrics.sample(step, settings.prompt + "".join(char.text for char in chars))
-
-    return probe

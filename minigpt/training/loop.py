@@ -20,8 +20,9 @@ from minigpt.config.resolve import decisive, flatten
 from minigpt.config.schema import RunConfig
 from minigpt.errors import DivergedError, TextMismatchError, escape
 from minigpt.model.gpt import eval_mode
-from minigpt.model.load import Model
+from minigpt.model.load import Model, numpy_engine
 from minigpt.model.memory import peak_memory
+from minigpt.sampling.generate import generate
 from minigpt.storage.checkpoint import Checkpoint, Snapshot, save_checkpoint, save_frame
 from minigpt.storage.metadata import Metadata, Origin, TrainState
 from minigpt.storage.records import record_start
@@ -269,11 +270,21 @@ class Training:
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
         best = ", the best so far" if is_best and state.step else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
+        if self.config.sample.preview and not self.metrics.is_silent:
+            self.preview()
         with eval_mode(model):
             looking = probes if self.processes.is_main else ()
             self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
         self.clock.evaluating += self.clock.session - started
         return is_best
+
+    def preview(self) -> None:
+        """Report how the model continues the same prompt at each evaluation, to show progress."""
+        settings = self.config.sample
+        short = settings.model_copy(update={"length": settings.preview})
+        engine = numpy_engine(self.learner.model)
+        chars = generate(engine, self.data.tokenizer, settings.prompt, short, unknown="replace")
+        self.metrics.sample(self.state.step, settings.prompt + "".join(char.text for char in chars))
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""

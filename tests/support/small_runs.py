@@ -25,6 +25,7 @@ from minigpt.training.loop import Probe, Training
 from minigpt.training.metrics import Metrics
 
 SETTINGS = {
+    "sample.preview": 0,
     "model.n_layer": 2,
     "model.n_head": 2,
     "model.n_embd": 16,
