@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ class PreparedRun:
     """The given settings of a new run, with the highest priority last."""
     is_fitted: bool = False
     """Whether minigpt chooses the other settings, so that they fit the text."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The name of the source of each setting of a new run."""
     step_time: "StepTime | None" = None
     """What a step takes here, if that was measured to choose the settings."""
     measured: Mapping[str, float] | None = None
@@ -133,7 +135,8 @@ def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -
     if prepared.is_fitted:
         settings = fit(data.size, data.tokenizer.vocab_size, work, *sources, longest=len(data.train) - 1)
         sources = ((FITTED, settings), *sources)
-    return replace(prepared, config=resolve.resolve(*sources).config)
+    resolved = resolve.resolve(*sources)
+    return replace(prepared, config=resolved.config, origins=resolved.sources)
 
 
 def _default_work(device: str) -> float:
