@@ -176,20 +176,23 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
 def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
     """Resume a run. `new` has a text or settings of its own only after `--resume auto`."""
     from minigpt.storage import runs
+    from minigpt.storage.checkpoint import read_intact
     from minigpt.training.setup import newest_intact, prepare_resume
 
     name, which = runs.split_step(resume)
     run = processes.together(lambda: runs.find_run(name))
+
+    def read() -> "tuple[Checkpoint, list[str]]":
+        return (read_intact(runs.find_checkpoint(str(run), which)), []) if which else newest_intact(run)
+
     if (new.has_text or new.start or new.minutes) and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            newest = processes.share(
-                processes.together(lambda: newest_intact(run, which) if processes.is_main else None)
-            )
-            assert newest, "the main process has read it"
-            step = newest[0].metadata.step
-            prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
+            found = processes.share(processes.together(lambda: read() if processes.is_main else None))
+            assert found, "the main process has read it"
+            step = found[0].metadata.step
+            prepared = processes.together(lambda: prepare_resume(run, new.settings, found, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes, new.as_json)
         except TrainingError as error:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from minigpt.errors import UserError, reason
 from minigpt.paths import FRAMES, RUNS, is_run, names_in
-from minigpt.storage.checkpoint import check_same_run, read_without_weights
-from minigpt.storage.metadata import verify
+from minigpt.storage.checkpoint import check_same_run, read_intact
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
 
@@ -30,8 +29,7 @@ def verify_runs(runs: Iterable[Path] | None = None) -> Iterator[dict[str, str | 
         for folder in reversed(frames + checkpoints):
             problem = None
             try:
-                verify(folder)
-                found = read_without_weights(folder)
+                found = read_intact(folder)
                 newest = newest or found
                 check_same_run(found, newest)
             except UserError as error:
