@@ -65,13 +65,9 @@ def runs_show(run: RunArgument = "last", as_json: JsonOption = False) -> None:
     folder, state = run_of(checkpoint.path) or checkpoint.path, checkpoint.metadata.state
     settings, defaults = flatten(checkpoint.config), flatten(RunConfig())
     commands = [start.get("command") for start in read_starts(folder)]
-    facts = _summary(folder) | {
-        "step": state.step,
-        "seconds": state.seconds,
-        "train_loss": state.train_loss,
-        "validation_loss": state.validation_loss,
-        "best_loss": state.best_loss,
-        "best_step": state.best_step,
+    facts = {
+        **_summary(folder),
+        **state.summary,
         "checkpoints": checkpoint_steps(folder),
         "commands": [command for command in commands if isinstance(command, list)],
         "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -274,9 +274,8 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: 
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     if as_json:
-        names = ("step", "seconds", "train_loss", "validation_loss", "best_loss", "best_step")
-        reached = {name: value for name, value in asdict(outcome.state).items() if name in names}
-        write(json_text({"run": run.name, "folder": escape(run), "signal": outcome.signal, **reached}))
+        about_run = {"run": run.name, "folder": escape(run), "signal": outcome.signal}
+        write(json_text(about_run | outcome.state.summary))
     return report(run, outcome, prepared)
 
 
