@@ -134,7 +134,7 @@ def runs_verify(
     from minigpt.cli.verify import verify_runs
     from minigpt.storage.runs import find_run
 
-    checked = list(verify_runs([find_run(name) for name in runs] if runs else None))
+    checked = list(verify_runs([find_run(name) for name in runs or ()]))
     problems = [[str(cell) for cell in item.values()] for item in checked if item["problem"]]
     if as_json:
         write(json_text(checked))
