@@ -55,14 +55,13 @@ def runs_show(run: RunArgument = "last", as_json: JsonOption = False) -> None:
     """
     from minigpt.config.resolve import flatten, show
     from minigpt.config.schema import RunConfig
-    from minigpt.paths import run_of
     from minigpt.storage.checkpoint import read_without_weights
     from minigpt.storage.records import read_starts
     from minigpt.storage.runs import checkpoint_steps, find_checkpoint, split_step
 
     name, which = split_step(run)
     checkpoint = read_without_weights(find_checkpoint(name, which or "last"))
-    folder, state = run_of(checkpoint.path) or checkpoint.path, checkpoint.metadata.state
+    folder, state = checkpoint.path.absolute().parents[1], checkpoint.metadata.state
     settings, defaults = flatten(checkpoint.config), flatten(RunConfig())
     commands = [start.get("command") for start in read_starts(folder)]
     facts = {
