@@ -64,26 +64,13 @@ def config_settings(as_json: JsonOption = False) -> None:
     """Describe every setting, with its type and default."""
     from minigpt.config.resolve import fields, show
 
+    rows = [(key, field.description, type_name(field.annotation), field.default) for key, field in fields().items()]
     if as_json:
-        write(
-            json_text(
-                [
-                    {
-                        "setting": key,
-                        "description": field.description,
-                        "type": type_name(field.annotation),
-                        "default": field.default,
-                    }
-                    for key, field in fields().items()
-                ]
-            )
-        )
+        names = ("setting", "description", "type", "default")
+        write(json_text([dict(zip(names, row, strict=True)) for row in rows]))
         return
-    rows = [
-        (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
-        for key, field in fields().items()
-    ]
-    table(("setting", "description [type; default]"), rows)
+    cells = [(key, f"{description} [{kind}; {show(default)}]") for key, description, kind, default in rows]
+    table(("setting", "description [type; default]"), cells)
 
 
 def type_name(annotation: Any) -> str:
