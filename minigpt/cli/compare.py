@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from minigpt.cli.options import RUN, DeviceOption, JsonOption, checked_device, complete_run
+from minigpt.cli.options import RUN, DeviceOption, JsonOption, complete_run, runtime_settings
 from minigpt.cli.output import json_text, load_torch, table, write
 from minigpt.errors import escape
 
@@ -29,14 +29,13 @@ def compare(
     load_torch()
     from tqdm import tqdm
 
-    from minigpt.config.schema import RuntimeConfig
     from minigpt.interpret.comparison import compare as compare_runs
     from minigpt.interpret.comparison import measure
     from minigpt.model.device import choose_runtime
     from minigpt.storage.checkpoint import load_checkpoint
 
     loaded = {name: load_checkpoint(name) for name in runs}
-    settings, measured = RuntimeConfig(device=checked_device(device), compile=False), []
+    settings, measured = runtime_settings(device), []
     for name, checkpoint in tqdm(loaded.items(), unit="run", disable=None, leave=False):
         measured.append(measure(name, checkpoint, choose_runtime(settings, checkpoint.metadata.runtime)))
     comparison = compare_runs(measured)
@@ -90,14 +89,13 @@ def _loss(group: "Group", value: "Callable[[Measured], float]") -> str:
 
 def _document(comparison: "Comparison") -> dict[str, Any]:
     """Return a comparison as a JSON document, with an entry for each run."""
-    runs = [(group.name, run) for group in comparison.groups for run in group.runs]
     return {
         "ranked_by": comparison.unit if comparison.is_ranked else None,
         "notes": comparison.notes,
         "runs": [
             {
                 "name": run.name,
-                "group": group,
+                "group": group.name,
                 "checkpoint": escape(run.checkpoint),
                 "family": run.settings["model.family"],
                 "seed": run.settings["train.seed"],
@@ -110,6 +108,7 @@ def _document(comparison: "Comparison") -> dict[str, Any]:
                 "bits_per_character": run.result.bits_per_character,
                 "curve": run.curve._asdict(),
             }
-            for group, run in runs
+            for group in comparison.groups
+            for run in group.runs
         ],
     }

@@ -64,26 +64,13 @@ def config_settings(as_json: JsonOption = False) -> None:
     """Describe every setting, with its type and default."""
     from minigpt.config.resolve import fields, show
 
+    rows = [(key, field.description, type_name(field.annotation), field.default) for key, field in fields().items()]
     if as_json:
-        write(
-            json_text(
-                [
-                    {
-                        "setting": key,
-                        "description": field.description,
-                        "type": type_name(field.annotation),
-                        "default": field.default,
-                    }
-                    for key, field in fields().items()
-                ]
-            )
-        )
+        names = ("setting", "description", "type", "default")
+        write(json_text([dict(zip(names, row, strict=True)) for row in rows]))
         return
-    rows = [
-        (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
-        for key, field in fields().items()
-    ]
-    table(("setting", "description [type; default]"), rows)
+    cells = [(key, f"{description} [{kind}; {show(default)}]") for key, description, kind, default in rows]
+    table(("setting", "description [type; default]"), cells)
 
 
 def type_name(annotation: Any) -> str:
@@ -110,18 +97,15 @@ def config_init(
       minigpt train my.txt --config my.yaml
     """
     from minigpt.config.resolve import fields, flatten
-    from minigpt.training.fit import WORK, fit
+    from minigpt.training.fit import FITTED
     from minigpt.training.setup import prepare_run
 
-    prepared = prepare_run(text or [], None, [f"data.encoding={encoding}"])
-    data = prepared.data
-    fitted = fit(data.size, data.tokenizer.vocab_size, WORK["cpu"], *prepared.sources, longest=len(data.train) - 1)
-    values, section = flatten(prepared.config), ""
+    prepared = prepare_run(text or [], None, [] if encoding == "utf-8" else [f"data.encoding={encoding}"])
     lines = ["# Settings that fit this text. Other settings have their defaults: minigpt config settings"]
-    given = {"data.source"} if text else set[str]()
-    given |= {"data.encoding"} if encoding != "utf-8" else set[str]()
-    for key in (key for key in values if key in fitted or key in given):
-        if section != (section := key.partition(".")[0]):
-            lines.append(f"{section}:")
-        lines += [f"  # {fields()[key].description}", f"  {key.partition('.')[2]}: {json.dumps(values[key])}"]
+    section = ""
+    for key, value in flatten(prepared.config).items():
+        if prepared.origins[key] in (FITTED, "command line"):
+            if section != (section := key.partition(".")[0]):
+                lines.append(f"{section}:")
+            lines += [f"  # {fields()[key].description}", f"  {key.partition('.')[2]}: {json.dumps(value)}"]
     write("\n".join(lines) + "\n")

@@ -7,7 +7,7 @@ import typer
 from typer import Argument
 
 from minigpt.cli.options import LIST, TEXT, EncodingOption, JsonOption, only_list
-from minigpt.cli.output import json_text, notice, table, waiting, wrapped, write
+from minigpt.cli.output import json_text, notice, size, table, waiting, wrapped, write
 from minigpt.errors import escape
 
 data_app = typer.Typer(**LIST)
@@ -32,15 +32,15 @@ def data_list(as_json: JsonOption = False) -> None:
     from minigpt.text.sources import BUILTINS
 
     rows = [(f"builtin:{name}", what, "built in") for name, what in BUILTINS.items()]
-    texts: list[dict[str, Any]] = [{"name": name, "description": what} for name, what, _ in rows]
+    facts: dict[str, Any] = {"license": None, "bytes": None, "is_downloaded": None}
+    texts = [{"name": name, "description": what, **facts} for name, what, _ in rows]
     for name, entry in downloads().items():
-        where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
+        where = "downloaded" if entry.is_cached else f"{size(entry.bytes)} to download"
         rows.append((f"download:{name}", f"{entry.description} ({entry.license})", where))
         facts = {"license": entry.license, "bytes": entry.bytes, "is_downloaded": entry.is_cached}
         texts.append({"name": f"download:{name}", "description": entry.description, **facts})
     if as_json:
-        none = {"license": None, "bytes": None, "is_downloaded": None}
-        write(json_text([none | text for text in texts]))
+        write(json_text(texts))
         return
     table(("name", "text", "size or status"), rows)
 

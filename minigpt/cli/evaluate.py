@@ -17,7 +17,7 @@ from minigpt.cli.options import (
     OnUnknown,
     RunArgument,
     UnknownOption,
-    checked_device,
+    runtime_settings,
 )
 from minigpt.cli.output import json_text, load_torch, notice, table, waiting, write
 from minigpt.errors import CheckpointError, TextError, count, escape
@@ -101,20 +101,18 @@ def _measure(
     """Return the result for the tokens (N,), the windows in words, and the precision."""
     from tqdm import tqdm
 
-    from minigpt.config.schema import RuntimeConfig
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.gpt import use_kernels
     from minigpt.model.load import load_model
     from minigpt.training.evaluate import evaluate
 
-    saved, tokenizer = checkpoint.metadata.runtime, checkpoint.tokenizer
-    runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), saved)
+    runtime = choose_runtime(runtime_settings(device), checkpoint.metadata.runtime)
     configure_torch(runtime)
     model = load_model(checkpoint).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
-            model, tokens, tokenizer,
+            model, tokens, checkpoint.tokenizer,
             stride=stride, by_position=by_position, autocast=runtime.autocast, progress=bar.update,
         )  # fmt: skip
     if not math.isfinite(result.loss):

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from minigpt import errors
 from minigpt.cli.options import TEXT, ExtraArgumentError, UnknownCommandError, option_of, options_of
 from minigpt.errors import UserError, escape, reason
+from minigpt.paths import RUNS, is_run
 from minigpt.world import is_one_of_several, rank
 
 
@@ -240,7 +241,6 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
 
 def run_named(name: str) -> Path | None:
     """Return the folder of the run that `name` refers to, if there is one, with the "@STEP" of `name`."""
-    from minigpt.paths import RUNS, is_run
     from minigpt.storage.runs import split_step
 
     with suppress(OSError):
@@ -255,8 +255,6 @@ def is_text(name: str) -> bool:
 
 def as_argument(run: Path) -> str:
     """Return the argument that names `run`: its name if it is in runs/, else its folder."""
-    from minigpt.paths import RUNS
-
     return shell_quote(run.name if run.parent == RUNS else run)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from minigpt.text.dataset import TokenDataset
 
 
-def read_text(path: str, encoding: str = "utf-8") -> str:
+def read_text(path: str, encoding: str) -> str:
     """Return the text of a file, or of standard input if `path` is "-"."""
     from minigpt.text.sources import open_corpus
 

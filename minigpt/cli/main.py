@@ -61,9 +61,9 @@ def _run(arguments: list[str]) -> int:
     from minigpt.cli.options import HELP, options_of
     from minigpt.training.signals import STDERR
 
+    command, names = _find(arguments)
     try:
         try:
-            command, names = _find(arguments)
             is_help = arguments[len(names) :] in [[option] for option in HELP["help_option_names"]]
             if is_help:  # without parsing the options of the program, which imports pydantic for 0.1 s
                 code = command.main(["--help"], " ".join(("minigpt", *names)), standalone_mode=False, **HELP)
@@ -76,7 +76,6 @@ def _run(arguments: list[str]) -> int:
             raise
         code = BROKEN_PIPE
     except Exception as error:
-        command, names = _find(arguments)
         line = error_line(error, " ".join(names), options_of(command))
         if line is None:
             raise

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Context, Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from minigpt.errors import UserError, escape
+
+if TYPE_CHECKING:
+    from minigpt.config.schema import RuntimeConfig
 
 
 class UsageError(TyperException):
@@ -196,8 +199,8 @@ def add_settings(assignments: list[str], options: Mapping[str, str | None]) -> l
     return [*assignments, *(f"{key}={value}" for key, value in given.items())]
 
 
-def checked_device(device: str) -> str:
-    """Return the value of --device. Raises UserError if it is not a device."""
+def runtime_settings(device: str) -> "RuntimeConfig":
+    """Return the settings to compute on the value of --device. Raises UserError if it is not a device."""
     from minigpt.config.resolve import parse_overrides, resolve
 
-    return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device
+    return resolve(parse_overrides([f"runtime.device={device}", "runtime.compile=false"])).config.runtime

@@ -5,12 +5,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from minigpt.cli.input import run_dataset
 from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import FRAMES, is_run, run_of
 from minigpt.storage.checkpoint import Arrays, Checkpoint, in_16_bits, load_checkpoint, read_checkpoint
 from minigpt.storage.records import read_starts
 from minigpt.storage.runs import checkpoint_steps, is_checkpoint, step_folder
-from minigpt.text.dataset import reload_dataset
 from minigpt.training.compilation import choose_loss
 from minigpt.training.learner import make_learner
 from minigpt.training.loop import Training
@@ -34,7 +34,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     config, metadata = checkpoint.config, checkpoint.metadata
     if metadata.imported:
         raise UserError(f"cannot replay run {escape(checkpoint.run_name)}: it was imported from {metadata.imported}")
-    data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
+    data = run_dataset(checkpoint)
     start = _start(checkpoint)
     learner = make_learner(config, data, saved=metadata.runtime, start=start)
     learner.use_loss(choose_loss(learner, data.train, lambda line: None))

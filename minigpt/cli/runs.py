@@ -55,23 +55,18 @@ def runs_show(run: RunArgument = "last", as_json: JsonOption = False) -> None:
     """
     from minigpt.config.resolve import flatten, show
     from minigpt.config.schema import RunConfig
-    from minigpt.paths import run_of
     from minigpt.storage.checkpoint import read_without_weights
     from minigpt.storage.records import read_starts
     from minigpt.storage.runs import checkpoint_steps, find_checkpoint, split_step
 
     name, which = split_step(run)
     checkpoint = read_without_weights(find_checkpoint(name, which or "last"))
-    folder, state = run_of(checkpoint.path) or checkpoint.path, checkpoint.metadata.state
+    folder, state = checkpoint.path.absolute().parents[1], checkpoint.metadata.state
     settings, defaults = flatten(checkpoint.config), flatten(RunConfig())
     commands = [start.get("command") for start in read_starts(folder)]
-    facts = _summary(folder) | {
-        "step": state.step,
-        "seconds": state.seconds,
-        "train_loss": state.train_loss,
-        "validation_loss": state.validation_loss,
-        "best_loss": state.best_loss,
-        "best_step": state.best_step,
+    facts = {
+        **_summary(folder),
+        **state.summary,
         "checkpoints": checkpoint_steps(folder),
         "commands": [command for command in commands if isinstance(command, list)],
         "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
@@ -138,7 +133,7 @@ def runs_verify(
     from minigpt.cli.verify import verify_runs
     from minigpt.storage.runs import find_run
 
-    checked = list(verify_runs([find_run(name) for name in runs] if runs else None))
+    checked = list(verify_runs([find_run(name) for name in runs or ()]))
     problems = [[str(cell) for cell in item.values()] for item in checked if item["problem"]]
     if as_json:
         write(json_text(checked))

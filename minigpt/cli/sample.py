@@ -223,16 +223,15 @@ def _write_samples(
         write(json_text(document), out)
     else:
         write("\n--------\n".join(text + sample["text"] for sample in samples) + "\n", out)
-        _print_copied(document.get("copied"))
+        if dataset:
+            _print_copied(document["copied"])
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         sys.exit(128 + signal.SIGINT)
 
 
 def _print_copied(copied: Any) -> None:
-    """Print the shares of characters that are copied, if they were measured."""
-    if not copied:
-        return
+    """Print the shares of characters that are copied."""
     parts = [copied["samples"], copied["validation"]]
     rows = [
         (f"copied in runs of {share['least']}+", *(f"{part['shares'][number]['share']:.1%}" for part in parts))

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -173,21 +173,24 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
 def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
     """Resume a run. `new` has a text or settings of its own only after `--resume auto`."""
     from minigpt.storage import runs
+    from minigpt.storage.checkpoint import read_intact
     from minigpt.training.setup import newest_intact, prepare_resume
 
     name, which = runs.split_step(resume)
     run = processes.together(lambda: runs.find_run(name))
+
+    def read() -> "tuple[Checkpoint, list[str]]":
+        return (read_intact(runs.find_checkpoint(str(run), which)), []) if which else newest_intact(run)
+
     if (new.has_text or new.start or new.minutes) and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            newest = processes.share(
-                processes.together(lambda: newest_intact(run, which) if processes.is_main else None)
-            )
-            assert newest, "the main process has read it"
-            step = newest[0].metadata.step
+            found = processes.share(processes.together(lambda: read() if processes.is_main else None))
+            assert found, "the main process has read it"
+            step = found[0].metadata.step
             with waiting("reading the text"):
-                prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
+                prepared = processes.together(lambda: prepare_resume(run, new.settings, found, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes, new.as_json)
         except TrainingError as error:
@@ -269,7 +272,6 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes", as_json: 
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     if as_json:
-        names = ("step", "seconds", "train_loss", "validation_loss", "best_loss", "best_step")
-        reached = {name: value for name, value in asdict(outcome.state).items() if name in names}
-        write(json_text({"run": run.name, "folder": escape(run), "signal": outcome.signal, **reached}))
+        about_run = {"run": run.name, "folder": escape(run), "signal": outcome.signal}
+        write(json_text(about_run | outcome.state.summary))
     return report(run, outcome, prepared)

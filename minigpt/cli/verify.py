@@ -1,16 +1,15 @@
 """Check that the checkpoints of runs have not changed since they were written, nor come from another run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from minigpt.errors import UserError, reason
 from minigpt.paths import FRAMES, RUNS, is_run, names_in
-from minigpt.storage.checkpoint import check_same_run, read_without_weights
-from minigpt.storage.metadata import verify
+from minigpt.storage.checkpoint import check_same_run, read_intact
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
 
-def verify_runs(runs: Iterable[Path] | None = None) -> Iterator[dict[str, str | None]]:
+def verify_runs(runs: Collection[Path] = ()) -> Iterator[dict[str, str | None]]:
     """Check the checkpoints and frames of runs, by default of all in runs/. Yield `run`, `name` and `problem` of each.
 
     The problem of an intact checkpoint is None. Raises OSError if the folder cannot be read.
@@ -30,8 +29,7 @@ def verify_runs(runs: Iterable[Path] | None = None) -> Iterator[dict[str, str | 
         for folder in reversed(frames + checkpoints):
             problem = None
             try:
-                verify(folder)
-                found = read_without_weights(folder)
+                found = read_intact(folder)
                 newest = newest or found
                 check_same_run(found, newest)
             except UserError as error:

@@ -45,7 +45,7 @@ ALIASES = {
     "num_epochs": "train.epochs",
     "num_heads": "model.n_head",
     "num_layers": "model.n_layer",
-    "optimizer": "optim.name",
+    "optimizer": "optim.name (-s optim.name=adamw)",
     "path": "data.source",
     "precision": "runtime.dtype",
     "random_seed": "train.seed",

@@ -43,6 +43,7 @@ from minigpt.storage.metadata import (
     is_checkpoint_file,
     read_checked,
     read_metadata,
+    verify,
 )
 from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
@@ -250,6 +251,12 @@ def read_without_weights(path: Path) -> Checkpoint:
     metadata = read_metadata(path)
     tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
     return Checkpoint(read_settings(path, metadata), tokenizer, metadata, {}, path)
+
+
+def read_intact(path: Path) -> Checkpoint:
+    """Check each file of a checkpoint or frame, and return it without its weights. Raises UserError."""
+    verify(path)
+    return read_without_weights(path)
 
 
 def check_same_run(checkpoint: Checkpoint, other: Checkpoint) -> None:

@@ -66,6 +66,12 @@ class TrainState:
         """The step of the checkpoint with the lowest validation loss, or of this checkpoint if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step
 
+    @property
+    def summary(self) -> dict[str, float | None]:
+        """What commands print of a state."""
+        names = ("step", "seconds", "train_loss", "validation_loss", "best_loss", "best_step")
+        return {name: getattr(self, name) for name in names}
+
 
 class _Part(BaseModel):
     """Part of the metadata, with strict types and finite numbers. Unknown fields are ignored."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ from minigpt.errors import (
     escape,
 )
 from minigpt.model.device import pick_device
-from minigpt.storage.checkpoint import Checkpoint, changed_settings, read_without_weights
-from minigpt.storage.metadata import verify
-from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, step_folder
+from minigpt.storage.checkpoint import Checkpoint, changed_settings, read_intact
+from minigpt.storage.runs import checkpoint_steps, newest_step, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
 from minigpt.training.fit import FITTED, WORK, fit, val_fraction
 from minigpt.training.parallel import check_count
@@ -55,6 +54,8 @@ class PreparedRun:
     """The given settings of a new run, with the highest priority last."""
     is_fitted: bool = False
     """Whether minigpt chooses the other settings, so that they fit the text."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The name of the source of each setting of a new run."""
     step_time: "StepTime | None" = None
     """What a step takes here, if that was measured to choose the settings."""
     measured: Mapping[str, float] | None = None
@@ -133,7 +134,8 @@ def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -
     if prepared.is_fitted:
         settings = fit(data.size, data.tokenizer.vocab_size, work, *sources, longest=len(data.train) - 1)
         sources = ((FITTED, settings), *sources)
-    return replace(prepared, config=resolve.resolve(*sources).config)
+    resolved = resolve.resolve(*sources)
+    return replace(prepared, config=resolved.config, origins=resolved.sources)
 
 
 def _default_work(device: str) -> float:
@@ -191,21 +193,21 @@ def _settings_of_start(start: Checkpoint, sources: Sequence[ConfigSource]) -> di
 def prepare_resume(
     run: Path,
     assignments: Sequence[str],
-    newest: tuple[Checkpoint, list[str]] | None = None,
+    found: tuple[Checkpoint, list[str]] | None = None,
     processes: int = 1,
 ) -> PreparedRun:
-    """Prepare to resume a run from its newest intact checkpoint.
+    """Prepare to resume a run, by default from its newest intact checkpoint.
 
     Args:
         assignments: Settings to change, as KEY=VALUE.
-        newest: What `newest_intact` returned, if it was called already.
+        found: The checkpoint, and a line for each one that was skipped, as `newest_intact` returns them.
 
     Raises:
         CheckpointError: No checkpoint is intact.
         ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
-    checkpoint, notices = newest or newest_intact(run)
+    checkpoint, notices = found or newest_intact(run)
     if checkpoint.metadata.imported:
         raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
     is_newest = checkpoint.metadata.step == newest_step(run)
@@ -233,19 +235,12 @@ def _check_processes(config: RunConfig, processes: int) -> None:
         raise TextError(f"{processes} processes cannot share standard input; save the text to a file")
 
 
-def newest_intact(run: Path, which: str | None = None) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, without weights, and a line for each newer checkpoint that is damaged.
-
-    Only look at the checkpoint `which`, as in `find_checkpoint`, if it is given.
-    """
-    if which is not None:
-        verify(path := find_checkpoint(str(run), which))
-        return read_without_weights(path), []
+def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint, without weights, and a line for each newer checkpoint that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:
-            verify(step_folder(run, step))
-            return read_without_weights(step_folder(run, step)), notices
+            return read_intact(step_folder(run, step)), notices
         except UserError as error:
             notices.append(f"skipping the checkpoint of step {step}: {error}")
     why = f"no checkpoint is intact ({notices[0]})" if notices else "it has no checkpoint"

@@ -100,7 +100,7 @@ def test_a_damaged_frame_is_found(tmp_path: Path) -> None:
 
 def test_replay_compares_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, data = go(tmp_path / "run"), make_data()
-    monkeypatch.setattr("minigpt.cli.replay.reload_dataset", lambda *_: data)
+    monkeypatch.setattr("minigpt.cli.replay.run_dataset", lambda *_: data)
     assert replay(load_checkpoint(run, "last")) == []
     frame = step_folder(run, 2, FRAMES)
     arrays = load((frame / MODEL).read_bytes())
