@@ -70,8 +70,7 @@ def evaluate(
     from minigpt.storage.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(run)
-    with waiting("reading the text"):
-        tokens, name, training = _choose_tokens(loaded, file or [], unknown, encoding)
+    tokens, name, training = _choose_tokens(loaded, file or [], unknown, encoding)
     result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)
     with waiting("counting n-grams and compressing the text"):
         simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
@@ -131,10 +130,12 @@ def _choose_tokens(
     from minigpt.text.sources import open_corpus
 
     if not text:
-        data = run_dataset(loaded)
+        with waiting("reading the text"):
+            data = run_dataset(loaded)
         return data.validation, "validation split", data.train
     corpus, trained_on = open_corpus(text, encoding), loaded.metadata.fingerprint
-    scanned = scan(corpus)
+    with waiting("reading the text"):
+        scanned = scan(corpus)
     if scanned.fingerprint == trained_on:  # the loss on the training part would say nothing about new text
         notice("this is the text that the run was trained on; using its validation split")
         data = from_scans(loaded.config.data, [scanned], loaded.tokenizer)
