@@ -248,7 +248,7 @@ class Training:
             "speed/characters_per_second": characters_per_second,
             "speed/flops": flops,
             "time/seconds": self.clock.total,
-            "memory/bytes": peak_memory(learner.runtime.device) or math.nan,
+            "speed/memory_bytes": peak_memory(learner.runtime.device) or math.nan,
         }
         self.metrics.log("train", state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count = 0.0, 0

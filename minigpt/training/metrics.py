@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import Metric, hparams_config_pb, hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
@@ -25,6 +26,11 @@ from minigpt.training.signals import STDERR, word_wrapped
 Split = Literal["train", "validation"]
 """The part of the text that a number was measured on: the folder of its TensorBoard run."""
 BAR = "{{percentage:3.0f}}%|{{bar}}| {{n:{width}}}/{{total}} {{elapsed}}<{{remaining}} {{desc}}"
+COMPARED = {"model.n_embd", "model.n_layer", "optim.lr", "train.batch_size", "train.steps"}
+"""The settings that TensorBoard's table of runs shows at first. It has room for five."""
+SHOWN = SimpleNamespace(update_hparam_info=lambda info: setattr(info, "differs", True))
+"""A domain, as TensorBoard calls the possible values of a setting. Settings that differ come first in its table."""
+COLUMN = {"description": None, "display_name": None}
 PAUSE = 30.0
 """Seconds between lines of progress in `log.txt` and where no bar is shown."""
 
@@ -74,10 +80,14 @@ class Metrics:
         threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
         options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides the events of older files from there
         board = self.run / TENSORBOARD
-        shown = {key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()}
         self.boards = {split: SummaryWriter(str(board / split), **options) for split in ("train", "validation")}
-        with SummaryWriter(str(board)) as writer:  # above both, whose losses its table then has
-            writer._get_file_writer().add_summary(hparams_pb(shown, trial_id=self.run.name))
+        settings = {
+            key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()
+        }
+        columns = [SimpleNamespace(**COLUMN, name=key, domain=SHOWN if key in COMPARED else None) for key in settings]
+        loss = Metric("loss", display_name="validation loss")
+        for summary in (hparams_config_pb(columns, [loss]), hparams_pb(settings, self.run.name)):
+            self.boards["validation"]._get_file_writer().add_summary(summary)
         self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(_size_before(self.path, self.purge_step))
         return self

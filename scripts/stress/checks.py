@@ -11,7 +11,7 @@ from processes import Launcher, Result
 
 Item = TypeVar("Item")
 
-UNREPEATABLE = ("time", "memory/bytes", "speed/")
+UNREPEATABLE = ("time", "speed/memory_bytes", "speed/")
 """Metrics that differ from run to run, by the start of their tags."""
 SMALL: dict[str, Any] = {
     "model.n_layer": 1,

@@ -40,7 +40,7 @@ SETTINGS = {
     "runtime.compile": False,
     "runtime.threads": 1,
 }
-TIMES = {"time", "time/seconds", "memory/bytes"}
+TIMES = {"time", "time/seconds", "speed/memory_bytes"}
 
 
 def make_config(**changes: Any) -> RunConfig:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from small_runs import make_config, make_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 
@@ -45,7 +46,7 @@ Scalars = dict[tuple[str, str, int], float]
 def board(run: Path, split: str) -> EventAccumulator:
     """Read the TensorBoard run of a split as TensorBoard does."""
     folder = run / "tensorboard"
-    assert {file.parent for file in run.rglob("*tfevents*")} == {folder, folder / "train", folder / "validation"}
+    assert {file.parent for file in run.rglob("*tfevents*")} == {folder / "train", folder / "validation"}
     return EventAccumulator(str(folder / split), size_guidance=ALL).Reload()
 
 
@@ -87,10 +88,10 @@ def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Pa
     assert bits == pytest.approx([expected["validation", "loss", step] / math.log(2) for step in (0, 12)])
 
 
-def test_tensorboard_compares_the_settings_and_losses_of_runs(tmp_path: Path) -> None:
+def test_tensorboard_has_the_settings_of_a_run_beside_its_validation_loss(tmp_path: Path) -> None:
     start(tmp_path, model__n_embd=32)
-    (content,) = board(tmp_path, "").PluginTagToContent("hparams").values()
-    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    contents = board(tmp_path, "validation").PluginTagToContent("hparams")
+    hparams = HParamsPluginData.FromString(contents[SESSION_START_INFO_TAG]).session_start_info.hparams
     assert (hparams["model.n_embd"].number_value, hparams["optim.name"].string_value) == (32, "normuon")
     assert "runtime.threads" not in hparams
 
