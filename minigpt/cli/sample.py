@@ -142,12 +142,12 @@ class _Writer:
         from minigpt.sampling.generate import generate
         from minigpt.text.tokenizer import unix_newlines
 
-        tokenizer, unknown = self.checkpoint.tokenizer, self.unknown
-        if prompt is None:
-            prompt = self.settings.prompt
-            if not self.settings.has_own_prompt:
-                unknown = "replace"  # not every text has the default, a newline
-        ids = tokenizer.encode(unix_newlines(prompt), unknown)
+        tokenizer = self.checkpoint.tokenizer
+        if prompt is None:  # the default is a newline, like an empty prompt, but would print an empty line
+            prompt = self.settings.prompt if self.settings.has_own_prompt else ""
+        ids = tokenizer.encode(unix_newlines(prompt), self.unknown)
+        if prompt and not len(ids):
+            notice("the prompt has no character of the vocabulary: starting without it")
         if len(ids) > self.engine.context:
             notice(f"the prompt is longer than the context: using the last {self.engine.context} of {len(ids)} tokens")
         text = tokenizer.decode(ids)
@@ -168,8 +168,11 @@ def _converse(writer: _Writer) -> None:
 
 
 def _stream(prompt: str, chars: "Iterable[SampledChar]") -> None:
-    """Print the characters of a single sample as they are generated."""
+    """Print the characters of a single sample as they are generated, after the prompt, which a terminal shows bold."""
+    is_bold = prompt and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    sys.stdout.write("\033[1m" * bool(is_bold))
     write(prompt)
+    sys.stdout.write("\033[22m" * bool(is_bold))
     for char in chars:
         write(char.text)
     print()

@@ -181,6 +181,12 @@ def test_a_value_out_of_range_is_one_line_that_names_it(cli: Cli, option: str, v
     assert value in error or option.lstrip("-").replace("-", "_") in error
 
 
+def test_a_prompt_without_a_character_of_the_vocabulary_is_said_to_be_left_out(cli: Cli) -> None:
+    done = cli("sample", "-p", "Ж", "--unknown", "skip", "-l", 5, "--seed", 1)
+    assert done.err == "the prompt has no character of the vocabulary: starting without it\n"
+    assert done.out == cli("sample", "-p", "", "-l", 5, "--seed", 1).out == cli("sample", "-l", 5, "--seed", 1).out
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_control_characters_reach_a_pipe_but_no_terminal(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
@@ -191,7 +197,8 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     monkeypatch.setattr(sampling, "generate", lambda *_, **__: iter(chars))
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: is_terminal)
     expected = r"a\u001b[2Jb\u0007" + "\n\tc" + r"\u202e" if is_terminal else text
-    assert cli("sample", "-p", "do").out == f"do{expected}\n"
+    prompt = "\x1b[1mdo\x1b[22m" if is_terminal else "do"  # bold, to set it off
+    assert cli("sample", "-p", "do").out == f"{prompt}{expected}\n"
     assert cli("sample", "-p", "do", "-n", 1, "--no-stream").out == f"do{expected}\n"
     assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == text
     cli("sample", "-p", "do", "-o", tmp_path / "s.txt")

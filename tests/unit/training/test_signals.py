@@ -90,7 +90,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int
                 main()
         text = shown.result().decode("utf-8").replace("\r\n", "\n")
         text = re.sub(r"[\w ]+ \.\.\.\r +\r", "", text)  # what the command waited for
-    return int(end.value.code or 0), re.sub(r"\x1b\[[01]m", "", text)  # the head of a table is bold
+    return int(end.value.code or 0), re.sub(r"\x1b\[(0|1|22)m", "", text)  # the head of a table, and a prompt, are bold
 
 
 @pytest.mark.parametrize("how", [[], ["-n", "2"], ["--no-stream"], ["--json"], ["-p", f"a{EVIL}b", "-l", "3"]])
