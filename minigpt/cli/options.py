@@ -78,13 +78,13 @@ class Command(TyperCommand):
                 yield word
             elif (hyphens := name.replace("_", "-")) in known:
                 yield f"{hyphens}{equals}{value}"
-            elif (option := option_of(key := setting_named(name))) in known:
-                yield f"{option}{equals}{value}"
-            elif key and "--set" in known:
+            elif (key := setting_named(name)) and "--set" in known:  # --name and --seed may mean something else
                 given = value if equals else next(words, None)
                 if given is None:
                     raise UsageError(f"Option '{name}' requires an argument")
                 yield from ("--set", f"{key}={given}")
+            elif key and (option := option_of(key)) in known:
+                yield f"{option}{equals}{value}"
             else:
                 yield word
 

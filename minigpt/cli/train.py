@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from minigpt.cli.hints import as_argument
+from minigpt.cli.hints import as_argument, shell_quote
 from minigpt.cli.options import (
     TEXT,
     ConfigOption,
@@ -23,6 +23,7 @@ from minigpt.cli.options import (
 )
 from minigpt.cli.output import json_text, notice, waiting, write
 from minigpt.cli.report import report
+from minigpt.config.presets import has_settings
 from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, escape
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle
@@ -168,6 +169,10 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
     if new.start is not None and not new.has_text:
         raise UserError("--from needs a text to train on: minigpt train TEXT --from RUN")
+    for name in new.text:
+        if name.endswith((".yaml", ".yml")) and has_settings(name):
+            use = f"minigpt train --config {shell_quote(name)}"
+            raise UserError(f"{escape(name)} has settings, not a text; to use them: {use}")
 
 
 def _resume(processes: "Processes", resume: str, new: NewRun) -> int:

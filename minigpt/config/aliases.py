@@ -38,9 +38,13 @@ ALIASES = {
     "warmup_ratio": "optim.warmup",
     "warmup_steps": "optim.warmup (a fraction of the run)",
     # Keras, Lightning and textbooks
+    "accelerator": "runtime.device",
+    "accumulate_grad_batches": "train.micro_batch_size (sequences per forward pass)",
+    "context_length": "model.context",
     "d_model": "model.n_embd",
     "embed_dim": "model.n_embd",
     "gradient_clip_val": "optim.grad_clip",
+    "log_every_n_steps": "train.log_every",
     "max_epochs": "train.epochs",
     "num_epochs": "train.epochs",
     "num_heads": "model.n_head",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minigpt.config.resolve import ConfigSource, FileSettings, show
+from minigpt.config.resolve import ConfigSource, FileSettings, fields, show
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -38,6 +38,14 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
         raise ConfigError(f"{escape(name)}: no preset is named {show(base)}{_known(str(base))}")
     bases = read_preset(base, only_shipped=True) if base else ()
     return *bases, (f"{PRESET if is_shipped else 'file'} {name}", values)
+
+
+def has_settings(name: str) -> bool:
+    """Return whether a file has settings of minigpt."""
+    try:
+        return any(not fields().keys().isdisjoint(values) for _, values in read_preset(name))
+    except ConfigError:
+        return False
 
 
 def _known(name: str) -> str:

@@ -96,7 +96,7 @@ def reload_dataset(
         cached_at = os.path.getmtime(_cache_path(parts[0], tokenizer))
         changes = {source: last_change(source) for source in (*config.source, *config.val_source)}
         problems = [
-            f"{escape(source)} {'is missing' if change is None else 'has changed since it was cached'}"
+            f"{escape(source)} {'is missing' if change is None else 'may have changed since it was cached'}"
             for source, change in changes.items()
             if change is None or change > cached_at
         ]

@@ -172,8 +172,14 @@ class Metrics:
         if now >= self.noted + PAUSE and step > self.first_step:
             self.noted = now
             left = tqdm.format_interval((now - self.began) / (step - self.first_step) * (steps - step))
-            shown = ", ".join((*(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None), activity))
-            line = f"{time.strftime('%H:%M:%S')} step {step} of {steps}: {shown}, {left} left"
+            fields = (
+                *(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None),
+                activity,
+                f"{left} left",
+            )
+            shown = ", ".join(filter(None, fields))
+            shown = shown.replace("val ", "validation ").replace("/s", " characters/s")
+            line = f"{time.strftime('%H:%M:%S')} step {step} of {steps}: {shown}"
             self._keep(line) if has_bar else self.message(line)
 
     def flush(self) -> None:

@@ -63,7 +63,7 @@ class PreparedRun:
 
 
 def prepare_run(
-    text: Sequence[str] = (),
+    text: str | Sequence[str] = (),
     preset: str | None = None,
     assignments: Sequence[str] = (),
     start: Checkpoint | None = None,
@@ -74,7 +74,7 @@ def prepare_run(
     Without a shipped preset, fit the other settings to the text.
 
     Args:
-        text: Sources of text.
+        text: A source of text, or several.
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
         start: A checkpoint to start from. The new run has its weights, vocabulary and model settings.
@@ -84,6 +84,7 @@ def prepare_run(
         ConfigError: Settings are wrong, or would change the model of `start`.
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
+    text = [text] if isinstance(text, str) else text
     sources = _gather(text, preset, assignments, start, processes)
     is_fitted = not any(label.startswith(presets.PRESET) for label, _ in sources)
     resolved = resolve.resolve(*sources, complete=not is_fitted)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import typer
-from command_line import Cli
+from command_line import SMALL, Cli
 
 from minigpt.cli.app import app
 from minigpt.cli.options import options_of
 from minigpt.paths import is_run
+from minigpt.storage.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("at_home")
 COMMANDS = [
@@ -263,6 +264,15 @@ def test_8_a_conversation_continues_each_line(cli: Cli) -> None:
 
 
 # ---- 9. Settings as options ----
+
+
+def test_9_a_full_name_is_never_another_option(cli: Cli, run: Path) -> None:
+    """--name names the run, and --seed is that of training."""
+    error = cli("train", "verse.txt", "--optim.name", "sgd").error
+    assert error == "configuration: optim.name is sgd, but should be 'adamw' or 'normuon'"
+    done = cli("train", "verse.txt", *SMALL, "--sample.seed", "7", "--name", "seeded")
+    config = load_checkpoint("seeded").config
+    assert (done.code, config.sample.seed, config.train.seed) == (0, 7, 1337)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,14 @@ def test_tensorboard_gets_a_sample_at_each_evaluation(cli: Cli, verse: str) -> N
 # ---- messages ----
 
 
+def test_settings_in_the_place_of_a_text_are_not_trained_on(cli: Cli, empty_folder: Path) -> None:
+    Path("my.yaml").write_text("model: {n_layer: 2}\nmax_iters: 3\n", encoding="utf-8")
+    use = "minigpt train --config my.yaml"
+    assert cli("train", "my.yaml").error == f"my.yaml has settings, not a text; to use them: {use}"
+    Path("text.yaml").write_text("a: b\n" * 9, encoding="utf-8")
+    assert "settings, not a text" not in cli("train", "text.yaml", *ONE_STEP).err
+
+
 def test_a_prompt_with_unknown_characters_is_an_error_in_sample_only(cli: Cli, verse: str) -> None:
     assert cli("train", verse, *ONE_STEP, "-s", "sample.prompt=Zé").code == 0
     assert "'Z'" in cli("sample").error

@@ -271,7 +271,7 @@ def test_a_run_keeps_its_cached_text(
     again = data.reload_dataset(config, *known)
     assert np.array_equal(again.train, first.train)
     assert (again.characters, again.characters_read) == (first.characters, first.characters_read)
-    problem = {"edited": "has changed since it was cached", "deleted": "is missing"}[change]
+    problem = {"edited": "may have changed since it was cached", "deleted": "is missing"}[change]
     assert again.notices == (f"{sources[0]} {problem}: using the cached text",)
     with pytest.raises(TextMismatchError):
         data.reload_dataset(config, *known, is_named=True)

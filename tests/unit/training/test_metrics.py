@@ -255,6 +255,19 @@ def test_a_pipe_gets_plain_lines_and_no_bar(tmp_path: Path, monkeypatch: pytest.
     assert printed(tmp_path, io.StringIO(), monkeypatch) == "a line\nanother\\nline\n"
 
 
+def test_a_pipe_and_the_log_get_a_line_of_progress_from_time_to_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minigpt.training.metrics.PAUSE", 0.0)
+    with Metrics(tmp_path, step=5) as metrics:
+        for step, loss in ((5, None), (6, 2.5)):
+            metrics.progress(step, 9, {"loss": loss, "val": loss}, "1.20k/s")
+    (line,) = capsys.readouterr().err.splitlines()
+    found = r"\d\d:\d\d:\d\d step 6 of 9: loss 2\.5000, validation 2\.5000, 1\.20k characters/s, \d\d:\d\d left"
+    assert re.fullmatch(found, line)
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").endswith(f"\n{line}\n")
+
+
 def test_a_terminal_gets_a_bar_that_starts_at_the_resumed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its estimate counts the steps of this session only."""
     text = printed(tmp_path, Terminal(), monkeypatch)
