@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
-from tensorboard.plugins.hparams.summary_v2 import Metric, hparams_config_pb, hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
@@ -26,11 +25,6 @@ from minigpt.training.signals import STDERR, word_wrapped
 Split = Literal["train", "validation"]
 """The part of the text that a number was measured on: the folder of its TensorBoard run."""
 BAR = "{{percentage:3.0f}}%|{{bar}}| {{n:{width}}}/{{total}} {{elapsed}}<{{remaining}} {{desc}}"
-COMPARED = {"model.n_embd", "model.n_layer", "optim.lr", "train.batch_size", "train.steps"}
-"""The settings that TensorBoard's table of runs shows at first. It has room for five."""
-SHOWN = SimpleNamespace(update_hparam_info=lambda info: setattr(info, "differs", True))
-"""A domain, as TensorBoard calls the possible values of a setting. Settings that differ come first in its table."""
-COLUMN = {"description": None, "display_name": None}
 PAUSE = 30.0
 """Seconds between lines of progress in `log.txt` and where no bar is shown."""
 
@@ -81,13 +75,9 @@ class Metrics:
         options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides the events of older files from there
         board = self.run / TENSORBOARD
         self.boards = {split: SummaryWriter(str(board / split), **options) for split in ("train", "validation")}
-        settings = {
-            key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()
-        }
-        columns = [SimpleNamespace(**COLUMN, name=key, domain=SHOWN if key in COMPARED else None) for key in settings]
-        loss = Metric("loss", display_name="validation loss")
-        for summary in (hparams_config_pb(columns, [loss]), hparams_pb(settings, self.run.name)):
-            self.boards["validation"]._get_file_writer().add_summary(summary)
+        shown = {key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()}
+        # In the run of the validation loss, which is then a column of TensorBoard's table of runs.
+        self.boards["validation"]._get_file_writer().add_summary(hparams_pb(shown, self.run.name))
         self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(_size_before(self.path, self.purge_step))
         return self
@@ -172,12 +162,8 @@ class Metrics:
         if now >= self.noted + PAUSE and step > self.first_step:
             self.noted = now
             left = tqdm.format_interval((now - self.began) / (step - self.first_step) * (steps - step))
-            fields = (
-                *(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None),
-                activity,
-                f"{left} left",
-            )
-            shown = ", ".join(filter(None, fields))
+            numbers = [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
+            shown = ", ".join(filter(None, (*numbers, activity, f"{left} left")))
             shown = shown.replace("val ", "validation ").replace("/s", " characters/s")
             line = f"{time.strftime('%H:%M:%S')} step {step} of {steps}: {shown}"
             self._keep(line) if has_bar else self.message(line)
