@@ -13,10 +13,11 @@ SPIN_COUNT = "10000"
 the time of other threads on a busy machine."""
 
 
-def spin_little() -> None:
-    """Let OpenMP's threads spin SPIN_COUNT times, unless the user chose. OpenMP reads it when PyTorch is imported."""
+def set_variables() -> None:
+    """Set what PyTorch reads when it is imported, or at its first matrix product on a GPU, unless the user did."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products
 
 
 def is_one_of_several() -> bool:

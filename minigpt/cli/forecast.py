@@ -57,7 +57,9 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
         # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
         with nullcontext() if config.model.is_recurrent else FakeTensorMode():
             learner = Learner(first_layers, vocab_size, replace(runtime, device="cpu", compile=False))
-            if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
+            if (
+                runtime.device != "cpu" and runtime.kernels != "reference"
+            ):  # for dropout, a CPU keeps all attention weights, and a GPU none
                 use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
             return learner.sequence_bytes()
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from minigpt.world import rank, spin_little
+from minigpt.world import rank, set_variables
 
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 """The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
@@ -29,7 +29,7 @@ def main() -> None:
     # Importing torch creates 165,000 objects, none of them garbage. Skipping them in collections saves 0.2 s.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
-    spin_little()
+    set_variables()
     _prepare_streams()
     import minigpt.cli.app  # noqa: F401 - used by _run, which has something to undo
     from minigpt.training.signals import STDERR, handle, interrupt

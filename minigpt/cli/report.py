@@ -37,7 +37,7 @@ def report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
         losses = f"validation loss {state.validation_loss:.4f}{best}"
         lines.append(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
         loss = state.best_loss or 0.0
-        lines += filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data, prepared.config.optim)))
+        lines += filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data, prepared.config)))
         commands["look"] = f"minigpt inspect {name} --open"
         if prepared.config.model.is_recurrent:
             commands["past"] = f"minigpt eval {name} --by-position"

@@ -1,8 +1,10 @@
 """Presets: shipped ones by name, and user files by path."""
 
+import os
 from pathlib import Path
 
 from minigpt.config.resolve import ConfigSource, FileSettings, fields, show
+from minigpt.config.yaml import LIMIT
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -43,8 +45,10 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
 def has_settings(name: str) -> bool:
     """Return whether a file has settings of minigpt."""
     try:
+        if os.path.getsize(name) > LIMIT:
+            return False
         return any(not fields().keys().isdisjoint(values) for _, values in read_preset(name))
-    except ConfigError:
+    except (ConfigError, OSError):
         return False
 
 

@@ -210,8 +210,8 @@ def _place(keys: Collection[str], sources: Sequence[ConfigSource]) -> tuple[floa
     settings = next((values for _, values in reversed(sources) if values.keys() & keys), None)
     if not isinstance(settings, FileSettings):
         return math.inf, ""
-    line = max(settings.lines[key] for key in settings.lines.keys() & keys)
-    return line, f"{settings.origin} line {line}: "
+    line = max((settings.lines[key] for key in settings.lines.keys() & keys), default=0)  # 0: the key is no word
+    return line, f"{settings.origin} line {line}: " if line else f"{settings.origin}: "
 
 
 def _unknown_key(key: str) -> str:
@@ -298,7 +298,10 @@ def to_yaml(config: RunConfig) -> str:
 
 def from_yaml(text: str, origin: str) -> RunConfig:
     """Read a complete configuration. Raise a ConfigError that names `origin` if invalid."""
-    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
+    try:
+        return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
+    except ConfigError as error:
+        raise ConfigError(error.problem.replace(":\n  ", ": ").replace("\n  ", "; ")) from error
 
 
 def show(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.config.schema import ADAMW_RATE, NORMUON_RATE, OptimConfig
+from minigpt.config.schema import ADAMW_RATE, NORMUON_RATE, RECURRENT, RunConfig
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -95,17 +95,17 @@ def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
 
 
-def compare_loss(loss: float, data: TokenDataset, optim: OptimConfig) -> str:
+def compare_loss(loss: float, data: TokenDataset, config: RunConfig) -> str:
     """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
 
-    If the `loss` of a model that `optim` trained is higher, say so, and what to do.
+    If the `loss` of a model that `config` trained is higher, say so, and what to do.
     """
     if len(data.validation) > MOST_TOKENS:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
     pairs, longest = losses[1], losses[-1]
-    usual = ADAMW_RATE if optim.name == "adamw" else NORMUON_RATE
-    rate = "lower" if optim.lr > 4 * usual else "higher" if optim.lr < usual / 4 else ""
+    usual = ADAMW_RATE if config.optim.name == "adamw" else RECURRENT.get(config.model.family, NORMUON_RATE)
+    rate = "lower" if config.optim.lr > 4 * usual else "higher" if config.optim.lr < usual / 4 else ""
     what = f"with a {rate} optim.lr, such as {usual}" if rate else "for more steps"
     worse = f" The model predicts worse than pairs: train it {what}."
     counting = f"counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."

@@ -26,7 +26,7 @@ from minigpt.errors import DeviceError, count
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
-from minigpt.world import available_cores, system_table
+from minigpt.world import available_cores, set_variables, system_table
 
 SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
@@ -210,8 +210,7 @@ def configure_torch(runtime: Runtime) -> None:
     if kind == "cpu" and runtime.threads > 1:
         adapt_to_load()
     if kind == "cuda":
-        # PyTorch requires it for deterministic matrix products, and reads it at the first one.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        set_variables()  # in Python, where no command has
         torch.cuda.set_device(runtime.torch_device)  # NCCL uses the current device
         torch.set_float32_matmul_precision(PRECISION)
     # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, add partial sums in the

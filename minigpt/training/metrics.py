@@ -105,7 +105,7 @@ class Metrics:
         """Report a text that the model wrote: the start on the screen, all of it elsewhere."""
         lines = [f"    {line}" for line in text.splitlines()]
         self._to_tensorboard("add_text", "validation", "sample", "\n".join(lines), step)  # as code
-        self._print(f"    {' '.join(text.split())}"[: shutil.get_terminal_size().columns])
+        self._print(f"    {escape(' '.join(text.split()))}"[: shutil.get_terminal_size().columns])
         self._keep(*lines)
 
     def _to_tensorboard(self, method: str, split: Split, tag: str, value: float | str, step: int) -> None:

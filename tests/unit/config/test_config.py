@@ -255,6 +255,20 @@ def test_problems_name_the_line_of_the_file(tmp_path: Path) -> None:
     ]
 
 
+def test_a_key_that_is_no_word_has_no_line(tmp_path: Path) -> None:
+    mine = file(tmp_path, "model:\n  true: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(*read_preset(mine))
+    assert message_of(caught) == f"configuration: {mine}: model.True: unknown setting"
+
+
+def test_stored_settings_with_several_problems_give_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml("optim: {name: x, lr: 0}", "config.yaml")
+    assert str(caught.value).count("; ") == 1
+    assert str(caught.value).isprintable()
+
+
 def test_a_problem_of_the_command_line_names_no_line(tmp_path: Path) -> None:
     mine = file(tmp_path, "model: {n_layer: 2}")
     with pytest.raises(ConfigError, match=r"^configuration: model\.n_layer is 0"):

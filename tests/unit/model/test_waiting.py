@@ -81,7 +81,7 @@ def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path
 @LINUX
 def test_users_who_set_openmp_keep_their_choice(variables: dict[str, str], is_watched: bool) -> None:
     code = (
-        "from minigpt.world import spin_little; spin_little(); import os, json, threading;"
+        "from minigpt.world import set_variables; set_variables(); import os, json, threading;"
         "from minigpt.model.waiting import adapt_to_load; adapt_to_load();"
         "names = {thread.name for thread in threading.enumerate()};"
         "print(json.dumps(['load' in names, os.environ.get('GOMP_SPINCOUNT')]))"

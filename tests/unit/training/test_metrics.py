@@ -148,6 +148,13 @@ def test_a_run_resumed_at_step_0_has_each_step_once(tmp_path: Path) -> None:
     assert line_scalars(tmp_path) == board_scalars(tmp_path) == expected
 
 
+def test_a_sample_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Metrics(tmp_path) as metrics:
+        metrics.sample(1, "a\x1b[31m")
+    assert capsys.readouterr().err == "    a\\x1b[31m\n"
+    assert "\x1b" not in (tmp_path / "log.txt").read_text(encoding="utf-8")
+
+
 KEPT = b'{"step": 1}\n{"step": 5}\n'
 
 
