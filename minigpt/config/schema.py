@@ -121,7 +121,7 @@ class OptimConfig(Section):
     lr: float = Field(NORMUON_RATE, gt=0)
     """Peak learning rate. The default is that of `normuon`; `adamw` has 0.003."""
     embedding_lr: float = Field(ADAMW_RATE, gt=0)
-    """With `normuon`: the peak learning rate of the rest, which are embeddings, gains and biases."""
+    """With `normuon`: the peak learning rate of embeddings, gains and biases."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Momentum of NorMuon."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -215,7 +215,7 @@ class RuntimeConfig(Section):
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
     kernels: Literal["auto", "torch", "cpu", "reference"] = "auto"
-    """`cpu`: fast kernels; dropout has multiples of 1/256. `torch`: PyTorch's. `reference`: attention as in gpt.py."""
+    """`cpu`: fast, with dropout in steps of 1/256. `torch`: PyTorch's. `reference`: attention as gpt.py writes it."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads of each process."""
     exact: bool = True
