@@ -57,7 +57,7 @@ def report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     lines += (f"  {f'{what}:':8} {command}" for what, command in commands.items())
     notice(*lines)
     try:
-        with open(run / LOG, "a", encoding="utf-8") as file:
+        with open(run / LOG, "a", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{escape(line)}\n" for line in lines)
     except OSError as error:
         notice(f"cannot write {run / LOG}: {reason(error)}")

@@ -133,7 +133,7 @@ class Metrics:
             return
         kept, self.printed = self.printed, []
         try:
-            with open(self.run / LOG, "a", encoding="utf-8") as file:
+            with open(self.run / LOG, "a", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{line}\n" for line in kept)
         except OSError as error:
             if self.keeps_log:
