@@ -25,7 +25,7 @@ export function openCompute(app) {
 /** @type {(() => void)[]} canvases have a width only once they are shown */
 const drawings = [];
 
-/** @param {import("./app.js").App} app @param {import("./session.js").DetailReply} reply
+/** @param {import("./app.js").App} app @param {import("./session.js").DetailAnswer} reply
  * @param {import("./app.js").Position} position what was asked about
  * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off */
 function steps(app, reply, position, layer, letter, isOff) {
