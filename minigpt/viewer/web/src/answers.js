@@ -1,40 +1,18 @@
-/** Requests and answers, without a DOM. The page wants a list of answers, which follows from its state. */
+/** Requests and answers, without a DOM. What the page needs follows from its state: a list of questions. */
 
 /**
  * @typedef {import("./session.js").Reply} Reply
- * A letter of the text, as a model sees it.
- * @typedef {object} Position
- * @property {number} model
- * @property {number} from the first token that the model sees
- * @property {number[]} ids the tokens from there to the end of the window
- * @property {number} selected the index of the selected token in `ids`
- * @property {number[]} muted heads, as layer * n_head + head, in order
- * @property {string} place names the tokens and the selected one
- * @property {string} key names the position: place, model and muted heads
- * An answer to ask for. Equal keys have equal answers.
- * @typedef {object} Question
- * @property {import("./session.js").Request["kind"]} kind
- * @property {string} key
- * @property {Position} position
- * @property {number} [layer]
- * @property {number} [head]
- * @property {number} [index] layer * n_head + head
- * @property {(reply: Reply) => void} [use] what a question asks once is for
- * What a model computed for the selected letter.
- * @typedef {object} Answer
- * @property {Float32Array} logits of the next token, (V)
- * @property {Float32Array} surprise the probability of each token, given those before it, (T)
- * @property {Float32Array} attention rows of the selected letter, (L, H, selected + 1)
- * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
- * @property {Float32Array} [whole] logits of the next token with all heads on
- * @property {number[]} [written] the most likely continuation
- * @typedef {Position & Answer} Look
+ * @typedef {{model: number, from: number, ids: number[], selected: number, muted: number[], key: string}} Position
+ *   A letter, as a model sees it. from: the first token in its window; ids: the tokens from there to the end of the
+ *   window; selected: the index of the token in `ids`; muted: heads, as layer * n_head + head, in order
+ * @typedef {{kind: import("./session.js").Request["kind"], key: string, position: Position, layer?: number,
+ *   head?: number, index?: number, use?: (reply: Reply) => void}} Question
+ *   key: equal ones have equal answers; index: layer * n_head + head; use: what a question that is asked once is for
+ * @typedef {Position & {logits: Float32Array, surprise: Float32Array, attention: Float32Array,
+ *   effects: Map<number, Float32Array>, whole?: Float32Array, written?: number[]}} Look
+ *   What a model computed for the selected letter: see `LookAnswer`. effects: logits without a head, by
+ *   layer * n_head + head; whole: logits with all heads on; written: the most likely continuation
  */
-
-/** The key of the answer to a model with all heads on. @param {{model: number, place: string}} position */
-function wholeKey({ model, place }) {
-  return `${model}  ${place}`;
-}
 
 export class Answers {
   /** @param {(request: import("./session.js").Request) => void} send sends a request, and gives up the last one
@@ -42,39 +20,40 @@ export class Answers {
   constructor(send, onAnswer) {
     this.send = send;
     this.onAnswer = onAnswer;
+    /** What the answers are about. */
+    this.place = "";
     /** @type {Question[]} the most important one first */
     this.wanted = [];
-    /** @type {Map<string, {place: string, look?: Look}>} what was answered, by key: also errors, which have no look */
+    /** @type {Map<string, Look | null>} what was answered about the place, by key: looks, and null for the rest */
     this.known = new Map();
     /** @type {{id: number, question: Question} | undefined} the request on its way */
     this.sent = undefined;
     this.requests = 0;
   }
 
-  /** Ask for these, and forget the answers about other places. @param {Question[]} wanted */
-  want(wanted) {
+  /** Ask these questions about a place. What was answered about another one is forgotten.
+   * @param {string} place @param {Question[]} wanted */
+  want(place, wanted) {
+    if (place !== this.place) {
+      this.known.clear();
+      this.sent = undefined;
+    }
+    this.place = place;
     this.wanted = wanted;
-    const places = new Set(wanted.map(({ position }) => position.place));
-    for (const [key, { place }] of this.known) if (!places.has(place)) this.known.delete(key);
     this.next();
   }
 
-  /** @param {{key: string}} question */
-  has({ key }) {
-    return this.known.has(key);
+  /** @param {{key: string} | undefined} question */
+  has(question) {
+    return question !== undefined && this.known.has(question.key);
   }
 
   /** The look at a position, if it was answered. @param {{key: string} | undefined} position */
   look(position) {
-    return (position && this.known.get(position.key)?.look) ?? null;
+    return (position && this.known.get(position.key)) ?? null;
   }
 
-  /** Look at a position with all heads on. @param {Position} position */
-  whole(position) {
-    return this.look({ key: wholeKey(position) });
-  }
-
-  /** Send the most important question. It waits for the one on its way, if that is wanted, too: looks wait only for
+  /** Send the most important question. It waits for the one on its way if that is wanted, too, but looks wait only for
    * looks. A question that was given up is still wanted, and has its turn later. */
   next() {
     const missing = this.wanted.filter((question) => !this.has(question)), [first] = missing, { sent } = this;
@@ -100,16 +79,11 @@ export class Answers {
 
   /** @param {Question} question @param {Reply} reply */
   keep({ key, position, index = 0 }, reply) {
-    /** @type {Look | undefined} */
-    let look;
-    if (reply.kind === "look") {
-      const { known } = this, { logits, surprise, attention } = reply, effects = new Map();
-      const whole = () => known.get(wholeKey(position))?.look?.logits;
-      look = { ...position, logits, surprise, attention, effects, get whole() { return whole(); } };
-    }
-    this.known.set(key, { place: position.place, look });
-    const about = this.look(position);
-    if (about && reply.kind === "effect") about.effects.set(index, reply.logits);
-    if (about && reply.kind === "write") about.written = reply.ids;
+    const { known } = this, look = this.look(position), whole = () => known.get(`${position.model} `)?.logits;
+    known.set(key, reply.kind !== "look" ? null : {
+      ...position, ...reply, effects: new Map(), get whole() { return whole(); },
+    });
+    if (look && reply.kind === "effect") look.effects.set(index, reply.logits);
+    if (look && reply.kind === "write") look.written = reply.ids;
   }
 }

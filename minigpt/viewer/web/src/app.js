@@ -36,7 +36,7 @@ export class App {
   constructor(payload, vocabulary, send) {
     this.payload = payload;
     this.vocabulary = vocabulary;
-        /** @type {((state: State) => void)[]} */
+    /** @type {((state: State) => void)[]} */
     this.panels = [];
     this.history = new History();
     this.writer = new Writer(vocabulary);
@@ -44,14 +44,13 @@ export class App {
     this.unknown = [];
     this.notice = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
     this.answers = new Answers(send, (question, reply) => this.learn(question, reply));
-    /** @type {Map<number, Pick<Position, "from" | "ids" | "selected" | "place">>} by context, until the next request */
-    this.windows = new Map();
     /** @type {Position[]} where each model is asked about the selected letter */
     this.positions = [];
     /** @type {(Look | null)[]} the last look of each model before, to show until the new one comes */
     this.before = payload.models.map(() => null);
     /** @type {Question[]} what is asked once: the newest request for details, and checks of the arithmetic */
     this.once = [];
+    this.sheets = 0;
     /** @type {number[]} the moments of the run that the page is about, as models, by their steps; empty if only one */
     this.film = payload.film;
     const { letters, ids } = vocabulary.encode(payload.text);
@@ -61,20 +60,10 @@ export class App {
     this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
     /** @type {State} */
     this.state = {
-      text: payload.text,
-      letters,
-      ids,
-      selected: this.start,
-      model: 0,
-      pinned: null,
-      compared: null,
-      head: isShown ? this.head : null,
-      preview: null,
-      pointed: -1,
-      shade: isShown ? "head" : "surprise",
-      muted: payload.models.map(() => new Set()),
-      sampling: { ...payload.sample },
-      message: "",
+      text: payload.text, letters, ids, selected: this.start, pointed: -1,
+      model: 0, pinned: null, compared: null, muted: payload.models.map(() => new Set()),
+      head: isShown ? this.head : null, preview: null, shade: isShown ? "head" : "surprise",
+      sampling: { ...payload.sample }, message: "",
     };
   }
 
@@ -101,7 +90,7 @@ export class App {
 
   /** Whether a model has answered about the selected letter. */
   isCurrent(model = this.state.model) {
-    return Boolean(this.positions[model]) && this.answers.has(this.positions[model]);
+    return this.answers.has(this.positions[model]);
   }
 
   /** What a model computed, if it is about the selected letter. @param {number | null} [model] */
@@ -336,32 +325,32 @@ export class App {
   /** Ask the engine what the page needs to know about the selected letter. */
   ask() {
     this.before = this.before.map((look, model) => this.fresh(model) ?? look);
-    this.windows.clear();
     this.positions = this.payload.models.map((_, model) => this.position(model));
-    this.answers.want(this.wanted());
+    this.answers.want(`${this.state.selected} ${this.writer.bytes} ${this.state.text}`, this.wanted());
     this.set({});
   }
 
   /** What the page needs, the most important first. While the model writes, the rest waits. @returns {Question[]} */
   wanted() {
-    const { model, selected, letters } = this.state, { positions, end, once } = this, shown = positions[model];
+    const { model, selected, letters } = this.state, { positions, once } = this, shown = positions[model];
     const looks = [shown, positions[this.other ?? model]], sheets = once.filter(({ kind }) => kind !== "logits");
     if (this.writer.isWriting) return [...looks.map(lookAt), ...sheets];
-    const writes = selected === letters.length - 1;
+    const write = /** @type {Question} */ ({ kind: "write", key: `${shown.key} write`, position: shown });
+    const [end, ...film] = [...this.film].reverse().map((index) => positions[index]);
     return [
-      ...[...looks, positions[end.model], this.position(model, [])].map(lookAt),
+      ...[...looks, ...(end ? [end] : []), this.position(model, [])].map(lookAt),
       ...sheets,
-      ...(writes ? [/** @type {Question} */ ({ kind: "write", key: `${shown.key} write`, position: shown })] : []),
+      ...(selected === letters.length - 1 ? [write] : []),
       ...this.effects(shown),
-      lookAt(end), ...this.effects(end),
-      ...[...this.film].reverse().map((index) => lookAt(positions[index])),
+      ...(end ? [lookAt(this.end), ...this.effects(this.end)] : []),
+      ...film.map(lookAt),
       ...once,
     ];
   }
 
   /** The end of the film with all heads on: the heads that matter there have lanes. */
   get end() {
-    return this.position(this.film.at(-1) ?? this.state.model, []);
+    return this.position(/** @type {number} */ (this.film.at(-1)), []);
   }
 
   /** Whether everything that the film shows is known. */
@@ -387,46 +376,32 @@ export class App {
     return isRecurrent(config) ? Infinity : config.context;
   }
 
-  /** The window of the text in which a model is asked about the selected letter.
-   * @param {number} context @returns {Pick<Position, "from" | "ids" | "selected" | "place">} */
-  window(context) {
-    const { letters, ids, selected } = this.state;
-    const { bytes } = this.writer;
-    const length = letters[selected].last + 1;
-    const from = windowStart(length + bytes.length, context);
-    const seen = bytes.length ? [...ids.slice(from, length), ...bytes] : ids.slice(from, from + context);
-    const at = length + bytes.length - 1 - from;
-    return { from, ids: seen, selected: at, place: `${from} ${at} ${seen}` };
-  }
-
   /** Where a model is asked about the selected letter. @param {number} model
    * @param {Iterable<number>} [off] heads @returns {Position} */
   position(model, off = this.state.muted[model]) {
-    const context = this.context(model), window = this.windows.get(context) ?? this.window(context);
-    this.windows.set(context, window);
-    const muted = [...off].sort((a, b) => a - b);
-    return { ...window, model, muted, key: `${model} ${muted} ${window.place}` };
+    const { letters, ids, selected } = this.state;
+    const { bytes } = this.writer;
+    const context = this.context(model);
+    const length = letters[selected].last + 1;
+    const from = windowStart(length + bytes.length, context), muted = [...off].sort((a, b) => a - b);
+    const seen = bytes.length ? [...ids.slice(from, length), ...bytes] : ids.slice(from, from + context);
+    return { model, from, ids: seen, selected: length + bytes.length - 1 - from, muted, key: `${model} ${muted}` };
   }
 
   /** Ask about a head, for a sheet. A later request replaces it.
    * @template {"detail" | "matrix"} K @param {K} kind @param {Head} head
    * @param {(reply: Extract<import("./session.js").Reply, {kind: K}>, position: Position) => void} use */
   askOnce(kind, head, use) {
-    const position = this.positions[this.state.model], key = `${kind} ${head.layer} ${head.head} ${position.key}`;
+    const position = this.positions[this.state.model], key = `sheet ${this.sheets++}`;
     const show = (/** @type {any} */ reply) => reply.kind !== "error" && use(reply, position);
     this.once = this.once.filter((question) => question.kind === "logits");
     this.once.push({ kind, key, position, ...head, use: show });
     this.ask();
   }
 
-  /** Receive a reply of the engine. @param {import("./session.js").Reply} reply */
-  receive(reply) {
-    this.answers.receive(reply);
-  }
-
   /** Go on after an answer. @param {Question} question @param {import("./session.js").Reply} reply */
   learn(question, reply) {
-    const { kind, key, position, use } = question, isShown = key === this.positions[this.state.model].key;
+    const { kind, position, use } = question, isShown = position.key === this.positions[this.state.model].key;
     this.once = this.once.filter((other) => other !== question);
     if (reply.kind === "error" && kind !== "logits") {
       this.say(reply.message);

@@ -4,13 +4,10 @@ import source from "worker:source";
 
 import { Session } from "./session.js";
 
-/**
- * @typedef {import("./session.js").Request} Request
- * @typedef {import("./session.js").Reply} Reply
- * @param {import("./weights.js").Model[]} models
- * @param {(reply: Reply) => void} onReply
- * @returns {{send: (request: Request) => void}}
- */
+/** @typedef {import("./session.js").Request} Request */
+/** @typedef {import("./session.js").Reply} Reply */
+/** @param {import("./weights.js").Model[]} models @param {(reply: Reply) => void} onReply
+ * @returns {{send: (request: Request) => void}} */
 export function connect(models, onReply) {
   const needed = models.map(({ config, weights }) => ({ config, weights }));
   /** @type {((request: Request) => void) | undefined} */

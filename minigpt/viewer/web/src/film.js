@@ -36,30 +36,20 @@ export function learningCurve(looks, end, next, token, probabilities) {
   return { values: looks.map((look) => (look ? value(look) : NaN)), token };
 }
 
-/** The heads that matter most at the end, and when each of them came to attend to what it attends to there.
- * @param {(Look | null)[]} looks of each moment @param {Look | null} end the last one with all heads on, and with the
- *   effects of all @returns {Lane[]} */
+/** The heads without which the prediction falls most at the end, and when each of them came to attend to its letter.
+ * @param {(Look | null)[]} looks of each moment
+ * @param {Look | null} end the last one with all heads on, and with the effects of all @returns {Lane[]} */
 export function lanes(looks, end) {
   if (!end) return [];
-  return mattering(end).map((head) => {
-    const position = strongest(end, head);
-    return { head, position, shares: looks.map((look) => (look ? attentionRow(look, head)[position] : NaN)) };
-  });
-}
-
-/** The index of the token that a head attends to most. @param {Look} look @param {number} head */
-function strongest(look, head) {
-  return argmax(attentionRow(look, head));
-}
-
-/** The heads without which the prediction falls most. @param {Look} look */
-function mattering(look) {
-  const drops = [...look.effects].map(([head, logits]) => {
-    const { before, after } = effectOf(look, logits, softmax);
+  const drops = [...end.effects].map(([head, logits]) => {
+    const { before, after } = effectOf(end, logits, softmax);
     return { head, drop: before - after };
   });
   const large = drops.filter(({ drop }) => drop >= MATTERS).sort((a, b) => b.drop - a.drop);
-  return large.slice(0, LANES).map(({ head }) => head);
+  return large.slice(0, LANES).map(({ head }) => {
+    const position = argmax(attentionRow(end, head));
+    return { head, position, shares: looks.map((look) => (look ? attentionRow(look, head)[position] : NaN)) };
+  });
 }
 
 /** How late each letter was learned: from 1/n at the first of n moments to 1; 0 if never, or if that cannot be known.

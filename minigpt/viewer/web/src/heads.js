@@ -189,7 +189,7 @@ function tile(app, head) {
     strip(canvas, rows, columns(look), color(canvas, hue));
   }
 
-  /** Say what the model would expect without this head. @param {import("./prediction.js").Effect} effect */
+  /** Say what the model would expect without this head. @param {ReturnType<typeof effectOf>} effect */
   function drawEffect({ expected, before, after, winner, share, breaks }) {
     const change = Math.abs(after - before), isLarge = change >= LARGE;
     tag.hidden = !(breaks && isLarge);

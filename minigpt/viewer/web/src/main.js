@@ -36,7 +36,7 @@ function start(payload) {
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => engine.send(request));
-  const engine = connect(models, (reply) => app.receive(reply));
+  const engine = connect(models, (reply) => app.answers.receive(reply));
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
@@ -73,7 +73,7 @@ function start(payload) {
   const differences = /** @type {number[]} */ ([]);
   app.once = models.map(({ check: { ids } }, model) => {
     const key = `check ${model}`, selected = ids.length - 1;
-    const position = { model, from: 0, ids, selected, muted: [], place: key, key };
+    const position = { model, from: 0, ids, selected, muted: [], key };
     return { kind: "logits", key, position, use: (reply) => compare(model, reply) };
   });
   app.ask();

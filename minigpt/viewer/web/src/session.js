@@ -1,7 +1,6 @@
 /** Answers requests about the models of a page in slices of time, in a worker or beside the page's own work. */
 
 import { argmax, probability } from "./filters.js";
-import { commonPrefix } from "./linear.js";
 import { Transformer } from "./model.js";
 import { Recurrent } from "./recurrent.js";
 import { isRecurrent, unpack } from "./weights.js";
@@ -18,7 +17,6 @@ import { isRecurrent, unpack } from "./weights.js";
  * @typedef {LookAnswer | DetailAnswer | MatrixAnswer | {kind: "effect" | "logits", logits: Float32Array}
  *   | {kind: "write", ids: number[]} | {kind: "error", message: string}} Answer
  * @typedef {{id: number} & Answer} Reply
- * @typedef {import("./model.js").Run} Run
  * @typedef {{config: import("./weights.js").Config, weights?: Record<string, import("./weights.js").Packed>,
  *   engine?: Transformer | Recurrent, whole?: any, muted?: any}} Entry
  */
@@ -93,19 +91,10 @@ export class Session {
     const { config } = entry;
     entry.engine ??= new (isRecurrent(config) ? Recurrent : Transformer)(config, unpack(/** @type {any} */ (entry)));
     delete entry.weights; // the engine has its own
-    const run = /** @type {Run} */ (
-      isOf(previous, ids, muted) ? previous : yield* entry.engine.run(ids, { muted, previous })
-    );
+    const run = /** @type {import("./model.js").Run} */ (yield* entry.engine.run(ids, { muted, previous }));
     if (kind !== "logits") entry[slot] = run; // to check the arithmetic, a model runs on another text
     return { engine: entry.engine, run };
   }
-}
-
-/** Whether a run is that of a text with these heads off.
- * @param {Run | undefined} run @param {number[]} ids @param {number[]} muted */
-function isOf(run, ids, muted) {
-  if (run?.ids.length !== ids.length || commonPrefix(ids, run.ids) < ids.length) return false;
-  return run.muted.size === muted.length && muted.every((head) => run.muted.has(head));
 }
 
 /** Continue a text with the most likely tokens, as long as they fit into the context.

@@ -25,7 +25,9 @@ function set(element, attributes) {
 /** @param {import("./app.js").App} app */
 export function stripPanel(app) {
   const { film, payload } = app, steps = film.map((index) => payload.models[index].step), last = steps.length - 1;
-  const title = h("b"), loss = h("span"), sentence = h("span.sentence"), legend = h("span.legend");
+  const title = h("b"), loss = h("span"), sentence = h("span.sentence"), chanceOf = h("span");
+  const keys = [h("span.key", h("i.chance"), chanceOf), h("span.key", h("i.loss"), "loss")];
+  const legend = h("span.legend", ...keys);
   const pin = h("button.quiet.pin", { onclick: () => app.pin() }, "Pin");
   const caption = h("p.line", title, loss, sentence, legend, pin);
   const play = h("button.play", { "aria-label": "Play the film", onclick: toggle }, "▶");
@@ -38,7 +40,7 @@ export function stripPanel(app) {
   const losses = payload.losses.filter(([step]) => step <= steps[last]);
   const highest = losses.reduce((most, [, loss]) => Math.max(most, loss), 1e-9);
   const lossLine = shape("polyline", { class: "loss" }), chanceLine = shape("polyline", { class: "chance" });
-  const dots = steps.map(() => shape("circle", { class: "dot" }));
+  const dots = steps.map(() => shape("circle"));
   const lanes = Array.from({ length: hasHeads ? LANES : 0 }, (_, row) => lane(row));
   const ticks = steps.map((step, i) => {
     const anchor = i && i === last ? "end" : "middle";
@@ -55,20 +57,17 @@ export function stripPanel(app) {
 
   /** The parts of a lane. They stay, so that a click is not lost. @param {number} row */
   function lane(row) {
-    const top = HEIGHT + row * LANE, choose = () => {
-      const head = story?.lanes[row]?.head ?? 0;
-      app.choose({ layer: Math.floor(head / n_head), head: head % n_head });
-    };
+    const top = HEIGHT + row * LANE;
     const name = shape("text", { class: "name", x: LEFT - 8, y: top + 8, "text-anchor": "end" });
     const parts = steps.map(() => shape("rect", { class: "lane", y: top, height: LANE - 3 }));
-    name.addEventListener("click", choose);
+    name.addEventListener("click", () => {
+      const { head } = /** @type {import("./film.js").Story} */ (story).lanes[row];
+      app.choose({ layer: Math.floor(head / n_head), head: head % n_head });
+    });
     return { group: shape("g", {}, name, ...parts), name, parts };
   }
 
-  /** @param {number} moment */
-  function go(moment) {
-    app.moveTo(film[Math.min(last, Math.max(0, moment))]);
-  }
+  const go = (/** @type {number} */ moment) => app.moveTo(film[Math.min(last, Math.max(0, moment))]);
 
   function toggle() {
     if (timer) return stop();
@@ -126,7 +125,7 @@ export function stripPanel(app) {
     const [, value] = payload.losses.filter(([step]) => step <= model.step).at(-1) ?? [];
     setText(loss, value === undefined ? "" : `loss ${value.toFixed(2)}`);
     setText(sentence, words && `${isNow ? `Since ${earlier}` : `From ${earlier} to ${then}`}: ${words}.`);
-    legend.replaceChildren(key("chance", `chance of ${names.letter}`), key("loss", "loss"));
+    setText(chanceOf, `chance of ${names.letter}`);
     slider.value = String(moment);
     const share = curve.values[moment];
     const chance = Number.isNaN(share) ? "" : `, chance of ${names.letter} ${percent(share)}`;
@@ -187,7 +186,3 @@ function handle(name, height) {
   return shape("g", { class: name }, bar, shape("rect", { x: -6, y: 0, width: 12, height: 12, rx: 3 }));
 }
 
-/** @param {string} kind @param {string} label */
-function key(kind, label) {
-  return h("span.key", h("i", { class: kind }), label);
-}

@@ -57,14 +57,14 @@ class Page {
   /** Answer any request so far, which may be given up or answered already. @param {number} at from 0 to 1 */
   reply(at) {
     const request = this.sent[Math.floor(at * this.sent.length)];
-    this.app.receive(answer(request));
+    this.app.answers.receive(answer(request));
   }
 
   /** Answer the last request until there is no other one, as the engine does. @param {number} [most] answers */
   settle(most = Infinity) {
     for (let last; last !== this.sent.at(-1) && most > 0; most--) {
       last = this.sent.at(-1);
-      this.app.receive(answer(last));
+      this.app.answers.receive(answer(last));
       mock.timers.tick(100);
     }
   }

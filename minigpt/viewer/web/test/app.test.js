@@ -29,8 +29,9 @@ function started(text, vocabulary = LETTERS) {
 
 /** Answer the request on its way. @param {App} app @param {object} [more] */
 function reply(app, more) {
-  const nothing = new Float32Array(), id = app.answers.sent?.id, kind = app.answers.sent?.question.kind;
-  app.receive(/** @type {any} */ ({ id, kind, logits: nothing, surprise: nothing, attention: nothing, ...more }));
+  const nothing = new Float32Array(), { id, question } = app.answers.sent ?? {};
+  const answer = { id, kind: question?.kind, logits: nothing, surprise: nothing, attention: nothing };
+  app.answers.receive(/** @type {any} */ ({ ...answer, ...more }));
 }
 
 /** Answer the look on its way: this token is next. @param {App} app @param {number} next */
