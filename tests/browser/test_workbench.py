@@ -100,7 +100,7 @@ def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
 def test_every_model_is_checked(made: Made, opened: Opener) -> None:
     other = checkpoint(layers=1, heads=2, context=64, seed=4, name="other")
     content = build_page(made.loaded, excerpt(made.loaded, START), others=[other])
-    first, second = re.findall(r'"logits":\[(.*?)\]', content)
+    _first, second = re.findall(r'"logits":\[(.*?)\]', content)
     page = opened(content.replace(second, ",".join(["0"] * len(second.split(",")))))
     page.until("() => document.querySelector('footer').textContent.includes('✗ other')")
     page.assert_quiet()
