@@ -72,26 +72,24 @@ function start(payload) {
   listen(app, compute, strip?.step);
   const differences = /** @type {number[]} */ ([]);
   app.once = models.map(({ check: { ids } }, model) => {
-    const key = `check ${model}`, selected = ids.length - 1;
-    const position = { model, from: 0, ids, selected, muted: [], key };
+    const key = `check ${model}`, position = { model, from: 0, ids, selected: ids.length - 1, muted: [], key };
     return { kind: "logits", key, position, use: (reply) => compare(model, reply) };
   });
   app.ask();
-  app.set({});
 
   /** Compare the page's logits with minigpt's. @param {number} model @param {any} reply */
   function compare(model, reply) {
     if (reply.kind === "error") return fail(reply.message);
     differences[model] = largest(models[model].check.logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
-    const worst = argmax(differences), difference = differences[worst];
-    if (difference < MAX_DIFFERENCE && app.once.some(({ kind }) => kind === "logits")) return;
+    const worst = differences.findIndex((difference) => !(difference < MAX_DIFFERENCE)); // NaN is wrong, too
+    if (worst < 0 && app.once.some(({ kind }) => kind === "logits")) return;
     const points = (100 * Math.max(...models.map((model) => model.rounding))).toFixed(1);
     const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
     const checked = models.length > 1 ? `each of the ${models.length} models ` : "";
-    const right = `✓ ${checked}computes the same logits as minigpt, to ${difference.toExponential(0)}`;
-    const differ = `the logits differ from minigpt's by ${difference.toPrecision(2)}`;
-    const wrong = `✗ ${named(models[worst])}: ${differ}: do not trust this page`;
-    setText(check, difference < MAX_DIFFERENCE ? right + (points === "0.0" ? "" : rounded) : wrong);
+    const right = `✓ ${checked}computes the same logits as minigpt, to ${largest(differences).toExponential(0)}`;
+    if (worst < 0) return setText(check, right + (points === "0.0" ? "" : rounded));
+    const differ = `the logits differ from minigpt's by ${differences[worst].toPrecision(2)}`;
+    setText(check, `✗ ${named(models[worst])}: ${differ}: do not trust this page`);
   }
 }
 

@@ -11,8 +11,7 @@ const PLAYS = 6000;
 /** Create an element of a drawing. @param {string} name @param {Record<string, string | number>} attributes
  * @param {...Node} children */
 function shape(name, attributes = {}, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  set(element, attributes);
+  const element = set(document.createElementNS("http://www.w3.org/2000/svg", name), attributes);
   element.append(...children);
   return element;
 }
@@ -20,6 +19,7 @@ function shape(name, attributes = {}, ...children) {
 /** @param {Element} element @param {Record<string, string | number>} attributes */
 function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  return element;
 }
 
 /** @param {import("./app.js").App} app */
