@@ -226,7 +226,7 @@ def test_chapters_say_what_the_live_model_shows(tab: Any, show: Show) -> None:
             element.scroll_into_view_if_needed()
             frame = element.element_handle().content_frame()
             frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('%')")
-            frame.wait_for_function("document.querySelector('footer').textContent.includes('same logits')")
+            wait_for(frame, "footer", "same logits", "same logits")  # at the end: every model was checked
             frame.wait_for_function("Math.abs(innerHeight - document.body.offsetHeight) < 4")  # as its page asks for
             if place < len(live):  # the film of chapter 10 comes before its heads
                 continue

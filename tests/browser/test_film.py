@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.slow
 
 START, STEPS = TEXT[:40], (0, 20, 100, 400)
 Opener = Callable[..., Any]
+COMPLETE = """() => document.querySelectorAll('.dot:not(.open)').length === 4
+    && !document.querySelector('.stale')
+    && [...document.querySelectorAll('.without')].every((line) => !line.textContent.endsWith('…'))"""
 STEP = "() => document.querySelector('.strip b').textContent"
 
 
@@ -84,11 +88,80 @@ def test_a_drag_shows_what_each_moment_expects(page: Any, moments: list[Checkpoi
 
 def test_the_curve_is_that_of_the_letter_that_came(page: Any, moments: list[Checkpoint]) -> None:
     page.tab.locator('[data-index="20"]').click(force=True)
-    page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
+    page.draw()
+    page.until(COMPLETE)
     expected = [chances(moment, START[:21])[-1, moment.tokenizer.encode(START[21])[0]].item() for moment in moments]
     page.draw()
     heights = page.ask("() => [...document.querySelectorAll('.dot')].map((dot) => dot.cy.baseVal.value)")
     assert heights == pytest.approx([8 + (1 - share) * 40 for share in expected], abs=0.1)
+
+
+def test_a_drag_soon_after_a_click_loses_nothing(page: Any, moments: list[Checkpoint]) -> None:
+    for index in (20, 39):
+        page.tab.locator(f'[data-index="{index}"]').click(force=True)
+        for moment in (1, 3):
+            drag_to(page, moments, moment)
+        page.until(COMPLETE)
+        assert_expects(page, moments[3], START[: index + 1])
+
+
+def test_the_strip_keeps_its_height_and_its_curve(page: Any) -> None:
+    page.until(COMPLETE)
+    page.ask(
+        """() => {
+            window.seen = new Set();
+            const look = () => {
+                const { height } = document.querySelector('.strip').getBoundingClientRect();
+                seen.add(`${height} ${document.querySelectorAll('.dot:not(.open)').length}`);
+                requestAnimationFrame(look);
+            };
+            look();
+        }"""
+    )
+    page.tab.locator('[data-index="20"]').click(force=True)
+    page.tab.click("button:text-is('Write')")
+    page.until("() => document.querySelector('#text').value.length > 30 && document.querySelector('.plot .stale')")
+    page.tab.click("button:text-is('Pause')")
+    page.until(COMPLETE)
+    assert page.ask("() => seen.size") == 1
+
+
+@pytest.fixture
+def live(opened: Opener) -> Iterator[Any]:
+    """A run with lanes, whose head 2·2 finds a name between the steps 340 and 360."""
+    shown = opened((Path(__file__).parents[2] / "docs/live.html").read_text(encoding="utf-8"))
+    shown.until("() => document.querySelector('.strip .sentence').textContent.includes('head 2·2 finds')")
+    yield shown
+    shown.assert_quiet()
+
+
+def test_a_reader_hears_of_a_change_only_where_it_was(live: Any) -> None:
+    value = "() => document.querySelector('.plot input').getAttribute('aria-valuetext')"
+    assert "finds" not in live.ask(value)
+    live.press("Escape", ",")
+    live.until(f"() => ({value})().includes('Since 340: head 2·2 finds “A” of Anna')")
+
+
+def test_a_lane_that_is_drawn_again_while_it_is_pressed_is_clicked(live: Any) -> None:
+    box = live.tab.locator(".name", has_text="0·3").bounding_box()
+    live.tab.mouse.move(box["x"] + 5, box["y"] + 5)
+    live.tab.mouse.down()
+    live.ask("() => dispatchEvent(new Event('resize'))")
+    live.draw()
+    live.tab.mouse.up()
+    live.until("() => document.querySelector('.tile.chosen').textContent.startsWith('0·3')")
+
+
+def test_a_phone_shows_the_likeliest_letter_wherever_it_scrolls(moments: list[Checkpoint], opened: Opener) -> None:
+    page = opened(page_of(moments), viewport={"width": 390, "height": 844})
+    page.until(COMPLETE)
+    best = "(() => { const e = document.querySelector('.best'); return !e.hidden && !e.closest('[hidden]'); })()"
+    assert not page.ask(f"() => {best}")
+    page.ask("() => scrollBy(0, document.querySelector('.bars li').getBoundingClientRect().top - 30)")
+    page.until(f"() => {best}")
+    page.ask("() => scrollTo(0, 0)")
+    page.until(f"() => !{best}")
+    page.assert_quiet()
 
 
 def test_keys_go_through_the_film(page: Any, moments: list[Checkpoint]) -> None:
@@ -101,6 +174,9 @@ def test_keys_go_through_the_film(page: Any, moments: list[Checkpoint]) -> None:
     page.tab.focus(".plot input")
     page.press("End")
     page.until(f"() => ({STEP})() === 'step 400 of 400'")
+    drag_to(page, moments, 2)
+    page.press(",")
+    page.until(f"() => ({STEP})() === 'step 20 of 400'")
     page.press("Home", "ArrowRight")
     page.until(f"() => ({STEP})() === 'step 20 of 400'")
     value = page.tab.get_attribute(".plot input", "aria-valuetext")
@@ -130,6 +206,32 @@ def test_it_plays_once_and_pauses(moments: list[Checkpoint], opened: Opener) -> 
     page.until("() => document.querySelector('.play').textContent === '▶' && seen.length >= 6")
     assert page.ask(STEP) == "step 20 of 400"
     assert page.ask("() => timers.size") == 0
+    page.assert_quiet()
+
+
+def test_the_film_waits_for_answers_and_stops_when_nobody_sees_it(moments: list[Checkpoint], opened: Opener) -> None:
+    script = """
+        window.held = []; window.isHeld = false;
+        window.Worker = class extends Worker {
+            set onmessage(use) { super.onmessage = use && ((event) => isHeld ? held.push([use, event]) : use(event)); }
+        };
+        window.release = () => { isHeld = false; for (const [use, event] of held.splice(0)) use(event); };
+        window.setInterval = (call) => { window.tick = call; return 1; };
+    """
+    page = opened(page_of(moments), script=script)
+    page.until(COMPLETE)
+    page.ask("() => { isHeld = true; }")
+    page.tab.locator('[data-index="20"]').click(force=True)
+    page.tab.click(".play")
+    page.ask("() => { for (let i = 0; i < 5; i++) tick(); }")
+    page.draw()
+    assert page.ask(STEP) == "step 0 of 400"
+    page.ask("() => release()")
+    page.until(COMPLETE)
+    page.ask("() => tick()")
+    page.until(f"() => ({STEP})() === 'step 20 of 400'")
+    page.ask("() => { Object.defineProperty(document, 'hidden', { value: true }); tick(); }")
+    page.until("() => document.querySelector('.play').textContent === '▶'")
     page.assert_quiet()
 
 
@@ -198,6 +300,6 @@ def test_the_film_is_accessible_and_fits(moments: list[Checkpoint], opened: Open
     found = Axe().run(page.tab).response["violations"]
     assert [violation["id"] for violation in found if violation["impact"] in ("serious", "critical")] == []
     assert page.ask("() => document.documentElement.scrollWidth") <= width
-    assert page.ask("() => document.querySelector('.strip').getBoundingClientRect().height") < 190
+    assert page.ask("() => document.querySelector('.strip').getBoundingClientRect().height") < 200
     for selector in (".play", ".plot"):
         assert page.tab.locator(selector).bounding_box()["height"] >= 44

@@ -97,6 +97,15 @@ def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
     page.until("() => document.querySelector('footer').textContent.includes('computes the same logits')")
 
 
+def test_every_model_is_checked(made: Made, opened: Opener) -> None:
+    other = checkpoint(layers=1, heads=2, context=64, seed=4, name="other")
+    content = build_page(made.loaded, excerpt(made.loaded, START), others=[other])
+    _first, second = re.findall(r'"logits":\[(.*?)\]', content)
+    page = opened(content.replace(second, ",".join(["0"] * len(second.split(",")))))
+    page.until("() => document.querySelector('footer').textContent.includes('✗ other')")
+    page.assert_quiet()
+
+
 def test_a_click_on_a_letter_selects_it(page: Any, made: Made) -> None:
     page.tab.locator('[data-index="20"]').click(force=True)
     assert_shows(page, made, START[:21])
@@ -487,6 +496,21 @@ def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page:
     page.press("Escape")
     page.tab.evaluate("() => {" + "; ".join(map(button.format, ("Step", "Compute this letter"))) + "}")
     assert "undefined" not in page.tab.inner_text("dialog")
+
+
+def test_a_matrix_keeps_the_letters_that_it_was_asked_about(page: Any) -> None:
+    page.tab.click(".tile .choose >> nth=0")
+    page.ask(
+        """() => {
+            const field = document.querySelector('#text');
+            [...document.querySelectorAll('button')].find((button) => button.textContent === 'At all letters').click();
+            field.value = field.value.slice(0, 5);
+            field.dispatchEvent(new Event('input'));
+        }"""
+    )
+    page.until("() => document.querySelector('.sheet .scroll .drawn')")
+    assert page.tab.inner_text(".sheet .scroll .drawn").replace("\n", "") == START.replace("\n", "")
+    assert len(text(page)) == 5
 
 
 def test_what_an_input_method_composes_is_visible(page: Any) -> None:

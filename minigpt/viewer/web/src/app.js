@@ -1,5 +1,6 @@
 /** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
 
+import { Answers } from "./answers.js";
 import { choose, softmax, weigh } from "./filters.js";
 import { History } from "./history.js";
 import { windowStart } from "./letters.js";
@@ -9,36 +10,17 @@ import { Writer } from "./writer.js";
 /** @typedef {import("./letters.js").Letter} Letter */
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {{layer: number, head: number}} Head */
-/** @typedef {import("./session.js").Reply} Reply */
-/**
- * A letter, as a request describes it to the engine.
- * @typedef {object} Position
- * @property {number} id of the request
- * @property {number} model
- * @property {number} from the first token that the model sees
- * @property {number[]} ids the tokens from there to the end of the window
- * @property {number} selected the index of the selected token in `ids`
- * @property {number[]} muted heads, as layer * n_head + head
- */
-/**
- * What a model computed for the selected letter.
- * @typedef {object} Answer
- * @property {Float32Array} logits of the next token, (V)
- * @property {Float32Array} surprise the probability of each token, given those before it, (T)
- * @property {Float32Array} attention rows of the selected letter, (L, H, selected + 1)
- * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
- * @property {Float32Array} [whole] logits of the next token with all heads on
- * @property {number[]} [written] the most likely continuation
- */
-/** @typedef {Position & Answer} Look */
+/** @typedef {import("./answers.js").Look} Look */
+/** @typedef {import("./answers.js").Position} Position */
+/** @typedef {import("./answers.js").Question} Question */
 /** @typedef {"head" | "surprise" | "learned" | "nothing"} Shade */
 /**
- * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, other: number | null,
- *   head: Head | null, preview: Head | null, pointed: number, shade: Shade,
- *   muted: Set<number>[], sampling: import("./filters.js").Filters, message: string, looks: (Look | null)[]}} State
- *   ids: all tokens of the text; selected: the index of a letter; other: a model to compare `model` with; head: the
- *   chosen one; preview: the one under the mouse; pointed: the index of a letter to mark, or -1; muted and looks: by
- *   model; message: what the visitor should know
+ * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, pinned: number | null,
+ *   compared: number | null, head: Head | null, preview: Head | null, pointed: number, shade: Shade,
+ *   muted: Set<number>[], sampling: import("./filters.js").Filters, message: string}} State
+ *   ids: all tokens of the text; selected: the index of a letter; pinned: a moment of the film, and compared: a run, to
+ *   compare `model` with; head: the chosen one; preview: the one under the mouse; pointed: the index of a letter to
+ *   mark, or -1; muted: by model; message: what the visitor should know
  */
 
 export const MAX_LETTERS = 20_000;
@@ -54,7 +36,6 @@ export class App {
   constructor(payload, vocabulary, send) {
     this.payload = payload;
     this.vocabulary = vocabulary;
-    this.send = send;
     /** @type {((state: State) => void)[]} */
     this.panels = [];
     this.history = new History();
@@ -62,15 +43,16 @@ export class App {
     /** @type {string[]} letters that the message names */
     this.unknown = [];
     this.notice = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
-    this.requests = 0;
-    /** @type {Position[]} the newest request by model */
-    this.asked = [];
-    /** @type {Map<string, number>} ids of requests that add to a look, by what they add and the id of the look */
-    this.additions = new Map();
+    this.answers = new Answers(send, (question, reply) => this.learn(question, reply));
+    /** @type {Position[]} where each model is asked about the selected letter */
+    this.positions = [];
+    /** @type {(Look | null)[]} the last look of each model before, to show until the new one comes */
+    this.before = payload.models.map(() => null);
+    /** @type {Question[]} what is asked once: the newest request for details, and checks of the arithmetic */
+    this.once = [];
+    this.sheets = 0;
     /** @type {number[]} the moments of the run that the page is about, as models, by their steps; empty if only one */
     this.film = payload.film;
-    /** @type {{id: number, use: (reply: any) => void} | undefined} the newest request for details */
-    this.details = undefined;
     const { letters, ids } = vocabulary.encode(payload.text);
     /** @type {Head | null} the chosen one, which a model may not have */
     this.head = payload.head && { layer: payload.head[0], head: payload.head[1] };
@@ -78,20 +60,10 @@ export class App {
     this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
     /** @type {State} */
     this.state = {
-      text: payload.text,
-      letters,
-      ids,
-      selected: this.start,
-      model: 0,
-      other: null,
-      head: isShown ? this.head : null,
-      preview: null,
-      pointed: -1,
-      shade: isShown ? "head" : "surprise",
-      muted: payload.models.map(() => new Set()),
-      sampling: { ...payload.sample },
-      message: "",
-      looks: payload.models.map(() => null),
+      text: payload.text, letters, ids, selected: this.start, pointed: -1,
+      model: 0, pinned: null, compared: null, muted: payload.models.map(() => new Set()),
+      head: isShown ? this.head : null, preview: null, shade: isShown ? "head" : "surprise",
+      sampling: { ...payload.sample }, message: "",
     };
   }
 
@@ -100,9 +72,15 @@ export class App {
     return this.payload.models[this.state.model];
   }
 
-  /** @returns {Look | null} */
+  /** The model to compare the shown one with. @returns {number | null} */
+  get other() {
+    return this.state.pinned ?? this.state.compared;
+  }
+
+  /** What the shown model computed: about the selected letter, or about the last one until the answer comes.
+   * @returns {Look | null} */
   get look() {
-    return this.state.looks[this.state.model];
+    return this.isCurrent() ? this.fresh() : this.before[this.state.model];
   }
 
   /** The index in the film of the model that the page shows, or -1. */
@@ -110,14 +88,14 @@ export class App {
     return this.film.indexOf(this.state.model);
   }
 
-  /** Whether a model's look is about the selected letter. */
+  /** Whether a model has answered about the selected letter. */
   isCurrent(model = this.state.model) {
-    return this.state.looks[model]?.id === this.asked[model]?.id;
+    return this.answers.has(this.positions[model]);
   }
 
   /** What a model computed, if it is about the selected letter. @param {number | null} [model] */
   fresh(model = this.state.model) {
-    return model !== null && this.isCurrent(model) ? this.state.looks[model] : null;
+    return model === null ? null : this.answers.look(this.positions[model]);
   }
 
   /** The heads that are switched off, as layer * n_head + head. */
@@ -261,24 +239,21 @@ export class App {
   /** Start or stop writing. */
   write() {
     this.history.endGroup();
-    if (this.writer.isWriting) {
-      this.stop();
-      return this.ask(); // for the effects of heads
-    }
+    if (this.writer.isWriting) return this.stop();
     this.writer.start("write");
-    this.set({});
+    this.ask();
     this.writeToken();
   }
 
   stop() {
     this.writer.stop();
-    this.set({});
+    this.ask();
   }
 
   /** Write a token, if the model is to write and has computed the selected letter. */
   writeToken() {
-    if (this.writer.mode === "idle" || !this.look || !this.isCurrent()) return;
-    this.continueWith(choose(this.weights(this.look), Math.random()));
+    const look = this.fresh();
+    if (look && this.writer.mode !== "idle") this.continueWith(choose(this.weights(look), Math.random()));
   }
 
   /** The unnormalized probability of each token, after temperature and filters. @param {Look} look */
@@ -321,65 +296,78 @@ export class App {
     if (model === this.state.model) return;
     this.writer.stop();
     this.show(model);
-    this.request([model, ...[...this.film].reverse()].filter((index) => !this.fresh(index)));
-    this.askMore();
   }
 
   /** Compare all moments with this one, or end that. */
   pin() {
-    const isPinned = this.film.includes(this.state.other ?? -1);
-    this.set({ other: isPinned ? null : this.state.model });
-  }
-
-  /** @param {number} model @param {number | null} other */
-  compare(model, other) {
-    const before = this.state.model;
-    if (other === model) other = before === model ? null : before;
-    this.show(model, other);
+    this.set({ pinned: this.state.pinned === null ? this.state.model : null });
     this.ask();
   }
 
-  /** @param {number} model to show @param {number | null} [other] to compare it with */
-  show(model, other = this.state.other) {
+  /** Show a model, and compare it with a run, which replaces the pinned moment.
+   * @param {number} model @param {number | null} compared */
+  compare(model, compared) {
+    const { model: before, pinned } = this.state, isSame = compared === this.state.compared;
+    if (compared === model) compared = before === model ? null : before;
+    this.set({ compared, pinned: isSame ? pinned : null });
+    this.show(model);
+  }
+
+  /** @param {number} model */
+  show(model) {
     this.history.endGroup();
-    this.set({ model, other, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
+    this.set({ model, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
+    this.ask();
   }
 
   // --- the engine ---
 
-  /** Ask the engine about the selected letter. */
+  /** Ask the engine what the page needs to know about the selected letter. */
   ask() {
-    const { model, other } = this.state, { isWriting } = this.writer;
-    for (const index of this.film) delete this.asked[index];
-    this.additions.clear();
-    this.request([model, other ?? model, ...(isWriting ? [] : [...this.film].reverse())]);
-    if (!isWriting) this.askMore();
+    this.before = this.before.map((look, model) => this.fresh(model) ?? look);
+    this.positions = this.payload.models.map((_, model) => this.position(model));
+    this.answers.want(`${this.state.selected} ${this.writer.bytes} ${this.state.text}`, this.wanted());
+    this.set({});
   }
 
-  /** Ask models about the selected letter. The film can wait, except for its end, whose heads have lanes.
-   * @param {number[]} models */
-  request(models) {
-    const urgent = [this.state.model, this.state.other, this.film.at(-1)];
-    for (const index of new Set(models)) {
-      this.asked[index] = this.position(index);
-      this.send(urgent.includes(index) ? this.asked[index] : { ...this.asked[index], kind: "film" });
-    }
+  /** What the page needs, the most important first. While the model writes, the rest waits. @returns {Question[]} */
+  wanted() {
+    const { model, selected, letters } = this.state, { positions, once } = this, shown = positions[model];
+    const looks = [shown, positions[this.other ?? model]], sheets = once.filter(({ kind }) => kind !== "logits");
+    if (this.writer.isWriting) return [...looks.map(lookAt), ...sheets];
+    const write = /** @type {Question} */ ({ kind: "write", key: `${shown.key} write`, position: shown });
+    const [end, ...film] = [...this.film].reverse().map((index) => positions[index]);
+    return [
+      ...[...looks, ...(end ? [end] : []), this.position(model, [])].map(lookAt),
+      ...sheets,
+      ...(selected === letters.length - 1 ? [write] : []),
+      ...this.effects(shown),
+      ...(end ? [lookAt(this.end), ...this.effects(this.end)] : []),
+      ...film.map(lookAt),
+      ...once,
+    ];
   }
 
-  /** Ask what each head changes, last in the model that is shown, which is answered first, and what it would write. */
-  askMore() {
-    const { model, selected, letters } = this.state;
-    for (const index of new Set([this.film.at(-1) ?? model, model])) this.add("effects", index);
-    if (selected === letters.length - 1) this.add("write", model);
+  /** The end of the film with all heads on: the heads that matter there have lanes. */
+  get end() {
+    return this.position(/** @type {number} */ (this.film.at(-1)), []);
   }
 
-  /** Ask, once, for something that belongs to the newest look of a model. @param {"effects" | "write"} kind
-   * @param {number} model */
-  add(kind, model) {
-    const key = `${kind} ${this.asked[model].id}`;
-    if (this.additions.has(key)) return;
-    this.additions.set(key, this.requests++);
-    this.send({ ...this.asked[model], id: /** @type {number} */ (this.additions.get(key)), kind });
+  /** Whether everything that the film shows is known. */
+  get isFilmComplete() {
+    return this.film.every((index) => this.isCurrent(index)) &&
+      this.effects(this.end).every((question) => this.answers.has(question));
+  }
+
+  /** What each head changes. The last layer comes first: muting a head changes nothing below it.
+   * @param {Position} position @returns {Question[]} */
+  effects(position) {
+    const { model, muted } = position, { heads } = this.payload.models[model];
+    const layers = heads.map((row, layer) => row.map((_, head) => ({ layer, head })));
+    return layers.reverse().flat().flatMap((head) => {
+      const index = this.index(head, model), key = `${position.key} effect ${index}`;
+      return muted.includes(index) ? [] : { kind: /** @type {const} */ ("effect"), key, position, ...head, index };
+    });
   }
 
   /** How many letters a model sees at most: all of them if it has a hidden state. @param {number} index of the model */
@@ -388,59 +376,46 @@ export class App {
     return isRecurrent(config) ? Infinity : config.context;
   }
 
-  /** What the engine needs to know about the selected letter. @param {number} index of the model @returns {Position} */
-  position(index) {
-    const { letters, ids, selected, muted } = this.state;
+  /** Where a model is asked about the selected letter. @param {number} model
+   * @param {Iterable<number>} [off] heads @returns {Position} */
+  position(model, off = this.state.muted[model]) {
+    const { letters, ids, selected } = this.state;
     const { bytes } = this.writer;
-    const context = this.context(index);
+    const context = this.context(model);
     const length = letters[selected].last + 1;
-    const from = windowStart(length + bytes.length, context);
+    const from = windowStart(length + bytes.length, context), muted = [...off].sort((a, b) => a - b);
     const seen = bytes.length ? [...ids.slice(from, length), ...bytes] : ids.slice(from, from + context);
-    const at = length + bytes.length - 1 - from;
-    return { id: this.requests++, model: index, from, ids: seen, selected: at, muted: [...muted[index]] };
+    return { model, from, ids: seen, selected: length + bytes.length - 1 - from, muted, key: `${model} ${muted}` };
   }
 
-  /** Ask about a head once, for a panel that shows details. A later request cancels it.
+  /** Ask about a head, for a sheet. A later request replaces it.
    * @template {"detail" | "matrix"} K @param {K} kind @param {Head} head
-   * @param {(reply: Extract<Reply, {kind: K}>, position: Position) => void} use */
+   * @param {(reply: Extract<import("./session.js").Reply, {kind: K}>, position: Position) => void} use */
   askOnce(kind, head, use) {
-    const position = this.position(this.state.model);
-    this.details = { id: position.id, use: (reply) => use(reply, position) };
-    this.send({ ...position, kind, ...head });
+    const position = this.positions[this.state.model], key = `sheet ${this.sheets++}`;
+    const show = (/** @type {any} */ reply) => reply.kind !== "error" && use(reply, position);
+    this.once = this.once.filter((question) => question.kind === "logits");
+    this.once.push({ kind, key, position, ...head, use: show });
+    this.ask();
   }
 
-  /** Receive a reply of the engine. @param {Reply} reply */
-  receive(reply) {
-    const { details } = this;
-    if (reply.kind === "error") this.say(reply.message);
-    if (reply.id === details?.id) {
-      this.details = undefined;
-      if (reply.kind !== "error") details.use(reply);
-    } else if ("model" in reply) {
-      const isAsked = reply.id === this.asked[reply.model]?.id || [...this.additions.values()].includes(reply.id);
-      if (isAsked) this.learn(reply);
+  /** Go on after an answer. @param {Question} question @param {import("./session.js").Reply} reply */
+  learn(question, reply) {
+    const { kind, position, use } = question, isShown = position.key === this.positions[this.state.model].key;
+    this.once = this.once.filter((other) => other !== question);
+    if (reply.kind === "error" && kind !== "logits") {
+      this.say(reply.message);
+      if (position.model === this.state.model) this.stop();
     }
-  }
-
-  /** Add an answer to what is known about the selected letter.
-   * @param {Exclude<Reply, {kind: "detail" | "matrix" | "logits"}>} reply */
-  learn(reply) {
-    const { model, looks } = this.state;
-    const look = looks[reply.model];
-    if (reply.kind === "look") looks[reply.model] = { ...this.asked[reply.model], ...reply, effects: new Map() };
-    if (reply.kind === "whole" && look) look.whole = reply.logits;
-    if (reply.kind === "write" && look) look.written = reply.ids;
-    if (reply.kind === "effect") {
-      look?.effects.set(this.index(reply, reply.model), reply.logits);
-    }
-    if (reply.kind === "error") {
-      looks[reply.model] = null;
-      delete this.asked[reply.model]; // nothing more will come
-      if (reply.model === model) this.writer.stop();
-    }
+    use?.(reply);
     this.set({});
-    if (reply.kind !== "look" || reply.model !== model) return;
+    if (kind !== "look" || !isShown) return;
     if (this.writer.isWriting) setTimeout(() => this.writer.isWriting && this.writeToken(), PAUSE);
     else this.writeToken();
   }
+}
+
+/** @param {Position} position @returns {Question} */
+function lookAt(position) {
+  return { kind: "look", key: position.key, position };
 }

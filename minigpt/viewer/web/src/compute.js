@@ -1,6 +1,6 @@
 /** "Compute this letter": one head's arithmetic with the model's real numbers, from the letter to the logits. */
 
-import { softmax } from "./filters.js";
+import { descending, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { color, h, paint, percent, table, term } from "./dom.js";
 import { openSheet } from "./sheet.js";
@@ -25,7 +25,7 @@ export function openCompute(app) {
 /** @type {(() => void)[]} canvases have a width only once they are shown */
 const drawings = [];
 
-/** @param {import("./app.js").App} app @param {import("./session.js").DetailReply} reply
+/** @param {import("./app.js").App} app @param {import("./session.js").DetailAnswer} reply
  * @param {import("./app.js").Position} position what was asked about
  * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off */
 function steps(app, reply, position, layer, letter, isOff) {
@@ -33,8 +33,8 @@ function steps(app, reply, position, layer, letter, isOff) {
   const D = C / H;
   const symbol = (/** @type {number} */ t) => app.vocabulary.show(position.ids[t]);
   const part = (/** @type {Float32Array} */ rows, /** @type {number} */ t) => rows.subarray(t * D, (t + 1) * D);
-  const [largest] = order(reply.weights);
-  const shares = order(reply.weights)
+  const [largest] = descending(reply.weights);
+  const shares = descending(reply.weights)
     .slice(0, ROWS)
     .sort((a, b) => a - b)
     .map((t) => [
@@ -46,7 +46,7 @@ function steps(app, reply, position, layer, letter, isOff) {
       vector(part(reply.keys, t), true),
     ]);
   const probabilities = softmax(reply.logits);
-  const best = order(probabilities)
+  const best = descending(probabilities)
     .slice(0, 5)
     .map((id) => [app.vocabulary.show(id), reply.logits[id].toFixed(2), percent(probabilities[id])]);
   const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores" };
@@ -102,11 +102,6 @@ function steps(app, reply, position, layer, letter, isOff) {
 /** @param {import("./dom.js").Child[]} title @param {string} text @param {...import("./dom.js").Child} content */
 function step(title, text, ...content) {
   return h("section", h("h3", ...title), h("p", text), ...content);
-}
-
-/** The indices of values, the largest value first. @param {ArrayLike<number>} values */
-function order(values) {
-  return Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
 }
 
 /** A vector as a strip of colors: warm above zero, cool below. Its numbers appear on hover, and in a list.

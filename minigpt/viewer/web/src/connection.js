@@ -2,37 +2,33 @@
 
 import source from "worker:source";
 
-import { cancels, Session } from "./session.js";
+import { Session } from "./session.js";
 
-/**
- * @typedef {import("./session.js").Request} Request
- * @typedef {import("./session.js").Reply} Reply
- * @param {import("./weights.js").Model[]} models
- * @param {(reply: Reply) => void} onReply
- * @returns {{send: (request: Request) => void}}
- */
+/** @typedef {import("./session.js").Request} Request */
+/** @typedef {import("./session.js").Reply} Reply */
+/** @param {import("./weights.js").Model[]} models @param {(reply: Reply) => void} onReply
+ * @returns {{send: (request: Request) => void}} */
 export function connect(models, onReply) {
   const needed = models.map(({ config, weights }) => ({ config, weights }));
   /** @type {((request: Request) => void) | undefined} */
   let pass;
-  /** Requests without their last reply, by id: a worker that dies leaves them to its successor. */
-  const unanswered = /** @type {Map<number, Request>} */ (new Map());
+  /** The request without a reply: a worker that dies leaves it to its successor. */
+  let current = /** @type {Request | undefined} */ (undefined);
 
   const receive = (/** @type {Reply} */ reply) => {
-    if (!["whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
+    if (reply.id === current?.id) current = undefined;
     onReply(reply);
   };
   const start = (/** @type {(request: Request) => void} */ to) => {
     pass = to;
-    for (const request of unanswered.values()) pass(request);
+    if (current) pass(current);
   };
   const startHere = () => {
     const session = new Session(needed, receive);
     start((request) => session.send(request));
   };
   const send = (/** @type {Request} */ request) => {
-    for (const [id, before] of unanswered) if (cancels(request, before)) unanswered.delete(id);
-    unanswered.set(request.id, request);
+    current = request;
     pass?.(request);
   };
 

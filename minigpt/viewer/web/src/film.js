@@ -1,8 +1,9 @@
 /** What the film of a run shows, from what the model of each moment computed for the text. Without a DOM. */
 
 import { argmax, softmax } from "./filters.js";
+import { glyph } from "./letters.js";
 import { effectOf } from "./prediction.js";
-import { attentionRow, chance } from "./shading.js";
+import { attentionRow, chance, inWindow, letterOf, quoted } from "./shading.js";
 
 /**
  * @typedef {import("./app.js").Look} Look
@@ -10,6 +11,9 @@ import { attentionRow, chance } from "./shading.js";
  * @typedef {{head: number, position: number, shares: number[]}} Lane   head: layer * n_head + head; position: of the
  *   token that it attends to at the end; shares: its attention to this token at each moment, NaN if not computed
  * @typedef {{values: number[], token: number}} Curve   the probability of a letter at each moment, NaN if not computed
+ * @typedef {{letter: string, head: (head: number) => string, at: (position: number) => string}} Names
+ * @typedef {{isComplete: boolean, isOld: boolean, curve: Curve, lanes: (Lane & {name: string})[],
+ *   names: Names}} Story   isComplete: all was known; isOld: it is about a letter that was selected before
  */
 
 /** A letter is learned at a probability of one half, if later moments fall below it at most this often. */
@@ -17,68 +21,79 @@ const LEARNED = 0.5, RELAPSES = 0.2;
 /** A change of the prediction, and of a head's attention, that is worth a sentence. */
 const LARGE = 0.25, FINDS = 0.3;
 /** A head has a lane if the prediction falls by so much without it. */
-const MATTERS = 0.05, LANES = 3;
+const MATTERS = 0.05;
+export const LANES = 3;
 
-/** The learning curve of the letter that came, or of the token that the last model with all heads expects.
- * @param {(Look | null)[]} looks of each moment @param {Letter | undefined} next the letter after the selected one
+/** The learning curve of the letter that came, or of the token that is the likeliest at the end.
+ * @param {(Look | null)[]} looks of each moment @param {Look | null} end the last one with all heads on
+ * @param {Letter | undefined} next the letter after the selected one
  * @param {number} token the token of this letter, or -1 if it has several or did not come
  * @param {(logits: Float32Array) => Float64Array} probabilities at the chosen temperature @returns {Curve} */
-export function learningCurve(looks, next, token, probabilities) {
-  const last = [...looks].reverse().find(Boolean);
-  if (!next) token = last ? argmax(last.whole ?? last.logits) : -1;
+export function learningCurve(looks, end, next, token, probabilities) {
+  if (!next) token = end ? argmax(end.logits) : -1;
   const value = (/** @type {Look} */ look) =>
-    next && token < 0 ? chance(look, next) : probabilities(look.logits)[token];
+    next && token < 0 ? chance(look, next) : (probabilities(look.logits)[token] ?? NaN);
   return { values: looks.map((look) => (look ? value(look) : NaN)), token };
 }
 
-/** The heads that matter most at the end, and when each of them came to attend to what it attends to there. While heads
- * are off, and until the end has answered, they are those of before.
- * @param {(Look | null)[]} looks of each moment, with effects of the last @param {Lane[]} [before] @returns {Lane[]} */
-export function lanes(looks, before = []) {
-  const end = looks.at(-1);
-  if (!end) return before;
-  const matters = end.muted.length ? before : mattering(end).map((head) => ({ head, position: strongest(end, head) }));
-  return matters.map(({ head, position }) => {
-    const share = (/** @type {Look | null} */ look) =>
-      look?.selected === end.selected ? attentionRow(look, head)[position] : NaN;
-    return { head, position, shares: looks.map(share) };
-  });
-}
-
-/** The index of the token that a head attends to most. @param {Look} look @param {number} head */
-function strongest(look, head) {
-  return argmax(attentionRow(look, head));
-}
-
-/** The heads without which the prediction falls most. @param {Look} look */
-function mattering(look) {
-  const drops = [...look.effects].map(([head, logits]) => {
-    const { before, after } = effectOf(look, logits, softmax);
+/** The heads without which the prediction falls most at the end, and when each of them came to attend to its letter.
+ * @param {(Look | null)[]} looks of each moment
+ * @param {Look | null} end the last one with all heads on, and with the effects of all @returns {Lane[]} */
+export function lanes(looks, end) {
+  if (!end) return [];
+  const drops = [...end.effects].map(([head, logits]) => {
+    const { before, after } = effectOf(end, logits, softmax);
     return { head, drop: before - after };
   });
   const large = drops.filter(({ drop }) => drop >= MATTERS).sort((a, b) => b.drop - a.drop);
-  return large.slice(0, LANES).map(({ head }) => head);
+  return large.slice(0, LANES).map(({ head }) => {
+    const position = argmax(attentionRow(end, head));
+    return { head, position, shares: looks.map((look) => (look ? attentionRow(look, head)[position] : NaN)) };
+  });
 }
 
-/** The index of the moment at which each letter was learned, or looks.length if never, or if that cannot be known.
+/** How late each letter was learned: from 1/n at the first of n moments to 1; 0 if never, or if that cannot be known.
  * @param {(Look | null)[]} looks @param {Letter[]} letters */
 export function learned(looks, letters) {
-  return letters.map((letter) => {
+  const end = looks.at(-1), { length } = looks;
+  return inWindow(letters, end, (letter) => {
     const chances = looks.map((look) => (look ? chance(look, letter) : NaN));
-    if (chances.some(Number.isNaN)) return looks.length;
-    let first = looks.length, relapses = 0;
-    for (let m = looks.length - 1; m >= 0; m--) {
+    if (chances.some(Number.isNaN) || chances[length - 1] < LEARNED) return 0;
+    let first = length, relapses = 0;
+    for (let m = length - 1; m >= 0; m--) {
       if (chances[m] < LEARNED) relapses++;
-      else if (relapses <= RELAPSES * (looks.length - m)) first = m;
+      else if (relapses <= RELAPSES * (length - m)) first = m;
     }
-    return chances[looks.length - 1] < LEARNED ? looks.length : first;
+    return (first + 1) / length;
   });
+}
+
+/** What the strip shows, once everything is known. Until then, it is what the strip showed before, if that was whole.
+ * @param {import("./app.js").App} app @param {Story} [before] @returns {Story} */
+export function storyOf(app, before) {
+  const { isFilmComplete } = app, { letters, ids, selected } = app.state;
+  if (!isFilmComplete && before?.isComplete) return { ...before, isOld: true };
+  const looks = app.film.map((index) => app.fresh(index)), next = letters[selected + 1];
+  const token = next?.first === next?.last ? (ids[next?.first] ?? -1) : -1;
+  const end = app.answers.look(app.end);
+  const curve = learningCurve(looks, end, next, token, (logits) => app.probabilities(logits));
+  const letter = `“${next ? glyph(next.text) : curve.token < 0 ? "" : app.vocabulary.show(curve.token)}”`;
+  const { n_head } = app.payload.models[app.film[0]].config;
+  const at = (/** @type {number} */ position) => letterOf(letters, position + (end?.from ?? 0));
+  const names = {
+    letter,
+    head: (/** @type {number} */ head) => `${Math.floor(head / n_head)}·${head % n_head}`,
+    at: (/** @type {number} */ position) => quoted(letters, at(position)),
+  };
+  const rows = lanes(looks, isFilmComplete ? end : null).map((lane) => ({
+    ...lane, name: `${names.head(lane.head)} on “${glyph(letters[at(lane.position)].text)}”`,
+  }));
+  return { isComplete: isFilmComplete, isOld: false, curve, lanes: rows, names };
 }
 
 /** What changed since the moment before. If that is small, the greatest change of the film. "" if all are small.
  * @param {Curve} curve @param {Lane[]} lanes @param {number} moment
- * @param {{letter: string, head: (head: number) => string, at: (position: number) => string}} names
- * @returns {{moment: number, words: string}} */
+ * @param {Names} names @returns {{moment: number, words: string}} */
 export function greatestChange(curve, lanes, moment, names) {
   const sizes = curve.values.map((p, m) => Math.abs(p - curve.values[m - 1]) || 0); // NaN: not computed
   const largest = sizes[moment] >= LARGE ? moment : argmax(sizes);
@@ -86,7 +101,7 @@ export function greatestChange(curve, lanes, moment, names) {
 }
 
 /** @param {Curve} curve @param {Lane[]} lanes @param {number} moment the later one
- * @param {Parameters<typeof greatestChange>[3]} names */
+ * @param {Names} names */
 function change(curve, lanes, moment, names) {
   const [before, after] = curve.values.slice(moment - 1, moment + 1).map((p) => Math.round(100 * p));
   const grown = lanes

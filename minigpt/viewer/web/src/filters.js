@@ -16,10 +16,10 @@ export function weigh(logits, { temperature, top_k, top_p, min_p }) {
   }
   for (let i = 0; i < weights.length; i++) weights[i] = Math.exp((logits[i] - highest) / temperature);
   if (0 < top_k && top_k < weights.length) {
-    for (const id of byWeight(weights).slice(top_k)) weights[id] = 0;
+    for (const id of descending(weights).slice(top_k)) weights[id] = 0;
   }
   if (top_p < 1) { // Holtzman et al. 2020, https://arxiv.org/abs/1904.09751, section 3.1
-    const order = byWeight(weights), total = sum(order.map((id) => weights[id]));
+    const order = descending(weights), total = sum(order.map((id) => weights[id]));
     let cumulative = 0;
     for (const id of order) {
       cumulative += weights[id];
@@ -33,9 +33,9 @@ export function weigh(logits, { temperature, top_k, top_p, min_p }) {
   return weights;
 }
 
-/** Return ids from the largest weight to the smallest. Equal weights keep their order. @param {Floats} weights (V) */
-function byWeight(weights) {
-  return Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a]);
+/** The indices of values, the largest value first. Equal ones keep their order. @param {ArrayLike<number>} values */
+export function descending(values) {
+  return Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
 }
 
 /** @param {ArrayLike<number>} values */

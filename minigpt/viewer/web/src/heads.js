@@ -4,7 +4,7 @@ import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { color, h, named, paint, percent, setText, table, term } from "./dom.js";
 import { effectOf } from "./prediction.js";
-import { attentionRow, attentionShares, wordOf } from "./shading.js";
+import { attentionRow, attentionShares, letterOf, wordOf } from "./shading.js";
 
 /** @typedef {import("./app.js").State} State */
 /** @typedef {import("./app.js").Head} Head */
@@ -76,7 +76,7 @@ export function headsPanel(app, open, only) {
     if (changes.every((change) => change !== null)) {
       tiles.forEach(({ element }, i) => element.style.setProperty("--order", (1000 * (changes[i] ?? 0)).toFixed(0)));
     }
-    const rival = state.other === null ? null : app.payload.models[state.other];
+    const rival = app.other === null ? null : app.payload.models[app.other];
     setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
     drawChosen(state);
   }
@@ -149,7 +149,7 @@ function tile(app, head) {
     const { look } = app;
     if (!look || pointerType !== "mouse") return;
     const token = look.from + Math.floor((offsetX / canvas.clientWidth) * columns(look));
-    app.set({ pointed: app.state.letters.findIndex(({ first, last }) => first <= token && token <= last) });
+    app.set({ pointed: letterOf(app.state.letters, token) });
   });
   canvas.addEventListener("pointerleave", () => app.set({ pointed: -1 }));
 
@@ -184,12 +184,12 @@ function tile(app, head) {
     setText(word, wordOf(state.letters, strongest).replace(/^./u, "of $&"));
     setText(share, percent(shares[strongest]));
     const rows = [attentionRow(look, index)];
-    const other = app.fresh(state.other);
+    const other = app.fresh(app.other);
     if (other && app.has(other.model, head)) rows.push(attentionRow(other, app.index(head, other.model)));
     strip(canvas, rows, columns(look), color(canvas, hue));
   }
 
-  /** Say what the model would expect without this head. @param {import("./prediction.js").Effect} effect */
+  /** Say what the model would expect without this head. @param {ReturnType<typeof effectOf>} effect */
   function drawEffect({ expected, before, after, winner, share, breaks }) {
     const change = Math.abs(after - before), isLarge = change >= LARGE;
     tag.hidden = !(breaks && isLarge);

@@ -9,7 +9,8 @@ export function listen(app, compute, step) {
     if (event.key === "Escape" && target.matches("textarea")) target.blur();
     if (event.altKey || document.querySelector("dialog")) return;
     const isCommand = event.ctrlKey || event.metaKey;
-    if (isCommand ? !/^[zy]$/i.test(event.key) : target.matches("textarea, select, input")) return;
+    if (isCommand ? !/^[zy]$/i.test(event.key) : target.matches("textarea, select, input:not([type=range])")) return;
+    if (target.matches("input") && event.key.startsWith("Arrow")) return; // they move the slider
     if (event.key === " " && target.matches("button, summary")) return;
     const key = event.key.toLowerCase();
     const act = actions(app, compute, step)[key === "z" && event.shiftKey ? "y" : key];

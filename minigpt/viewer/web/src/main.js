@@ -16,8 +16,6 @@ import { stripPanel } from "./strip.js";
 import { textPanel } from "./text.js";
 import { isRecurrent } from "./weights.js";
 
-/** The number of the request that checks the arithmetic. */
-const CHECK = -1;
 const MAX_DIFFERENCE = 2e-3;
 const root = /** @type {HTMLElement} */ (document.getElementById("app"));
 try {
@@ -38,7 +36,7 @@ function start(payload) {
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => engine.send(request));
-  const engine = connect(models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
+  const engine = connect(models, (reply) => app.answers.receive(reply));
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
@@ -63,7 +61,7 @@ function start(payload) {
     announcement,
   );
   if (!only || (only.includes("heads") && shown.length < 3)) {
-    const peek = peekBar(app, text.paper, next.list);
+    const peek = peekBar(app, text.paper, next.list, only ? "0px" : `-70px 0px ${strip ? -200 : 0}px`);
     root.prepend(peek.element);
     app.panels.push(peek.draw);
   }
@@ -72,21 +70,26 @@ function start(payload) {
   app.panels.push(...shown.map(([, panel]) => panel.draw), announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute, strip?.step);
-  const { ids, logits } = models[0].check;
-  engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
+  const differences = /** @type {number[]} */ ([]);
+  app.once = models.map(({ check: { ids } }, model) => {
+    const key = `check ${model}`, position = { model, from: 0, ids, selected: ids.length - 1, muted: [], key };
+    return { kind: "logits", key, position, use: (reply) => compare(model, reply) };
+  });
   app.ask();
-  app.set({});
 
-  /** Compare the page's logits with minigpt's. @param {any} reply */
-  function showCheck(reply) {
+  /** Compare the page's logits with minigpt's. @param {number} model @param {any} reply */
+  function compare(model, reply) {
     if (reply.kind === "error") return fail(reply.message);
-    const difference = largest(logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+    differences[model] = largest(models[model].check.logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+    const worst = differences.findIndex((difference) => !(difference < MAX_DIFFERENCE)); // NaN is wrong, too
+    if (worst < 0 && app.once.some(({ kind }) => kind === "logits")) return;
     const points = (100 * Math.max(...models.map((model) => model.rounding))).toFixed(1);
     const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
-    const checked = models.length > 1 ? `${named(models[0])}, ` : "";
-    const right = `✓ ${checked}computes the same logits as minigpt, to ${difference.toExponential(0)}`;
-    const wrong = `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`;
-    setText(check, difference < MAX_DIFFERENCE ? right + (points === "0.0" ? "" : rounded) : wrong);
+    const checked = models.length > 1 ? `each of the ${models.length} models ` : "";
+    const right = `✓ ${checked}computes the same logits as minigpt, to ${largest(differences).toExponential(0)}`;
+    if (worst < 0) return setText(check, right + (points === "0.0" ? "" : rounded));
+    const differ = `the logits differ from minigpt's by ${differences[worst].toPrecision(2)}`;
+    setText(check, `✗ ${named(models[worst])}: ${differ}: do not trust this page`);
   }
 }
 
@@ -137,11 +140,10 @@ function chooseModels(app) {
   const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
   const nothing = h("option", { value: "" }, "nothing");
   const other = h("select", { "aria-label": "Compare with", onchange: change }, nothing, ...options());
-  const run = (/** @type {number | null} */ index) =>
-    index === null ? "" : String(runs.includes(index) ? index : 0);
-  app.panels.push((state) => {
-    shown.value = run(state.model);
-    other.value = run(state.other);
+  const run = (/** @type {number} */ index) => (runs.includes(index) ? index : 0);
+  app.panels.push(({ model, compared }) => {
+    shown.value = String(run(model));
+    other.value = compared === null ? "" : String(run(compared));
   });
   return [h("label", "model ", shown), h("label", "compare with ", other)];
 }

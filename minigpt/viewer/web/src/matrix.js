@@ -18,13 +18,15 @@ const HOW = "Point at a cell to read it, or use the arrow keys. A click goes to 
 
 /** @param {import("./app.js").App} app */
 export function openMatrix(app) {
-  const { head } = app.state;
-  if (head) app.askOnce("matrix", head, (reply, position) => showMatrix(app, head, reply, position));
+  const { head, letters } = app.state; // those that the answer is about
+  if (head) app.askOnce("matrix", head, (reply, position) => showMatrix(app, head, reply, { ...position, letters }));
 }
 
+/** @typedef {import("./app.js").Position & {letters: import("./letters.js").Letter[]}} About */
+
 /** @param {import("./app.js").App} app @param {import("./app.js").Head} head
- * @param {import("./session.js").MatrixReply} reply @param {import("./app.js").Position} position */
-function showMatrix(app, head, reply, { model, selected, from, ids }) {
+ * @param {import("./session.js").MatrixAnswer} reply @param {About} about what was asked */
+function showMatrix(app, head, reply, { model, selected, from, ids, letters: all }) {
   const { n_embd, n_head } = app.payload.models[model].config;
   const cells = new Cells(reply, ids.length, n_embd / n_head);
   const side = Math.min(SIDE, window.innerWidth - 100, window.innerHeight - AROUND);
@@ -39,7 +41,7 @@ function showMatrix(app, head, reply, { model, selected, from, ids }) {
   const select = h("select", { "aria-label": "Stage", onchange: changeStage }, ...options);
   const go = h("button", { onclick: selectRow });
   const square = h("div.square", canvas, across, down);
-  const letters = app.state.letters.filter(({ first, last }) => first >= from && last < from + ids.length);
+  const letters = all.filter(({ first, last }) => first >= from && last < from + ids.length);
   const spans = letters.map(() => h("span"));
   const text = h("div.drawn", ...spans);
   const area = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, square, text);

@@ -35,8 +35,8 @@ export function nextPanel(app) {
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
-    const { letters, selected, other, ids } = state;
-    const { look } = app;
+    const { letters, selected, ids } = state;
+    const { look, other } = app;
     for (const part of [temperature, ...filters]) part.draw();
     const isCurrent = app.isCurrent();
     list.classList.toggle("stale", !isCurrent);

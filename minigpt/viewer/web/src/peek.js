@@ -11,21 +11,26 @@ const BEST = 3;
 /** Pixels of a letter. */
 const WIDTH = 9;
 
-/** @param {import("./app.js").App} app @param {HTMLElement} text @param {HTMLElement} bars */
-export function peekBar(app, text, bars) {
+/** @param {import("./app.js").App} app @param {HTMLElement} text @param {HTMLElement} bars
+ * @param {string} rootMargin without what this bar and the strip cover */
+export function peekBar(app, text, bars, rootMargin) {
+  const first = /** @type {Element} */ (bars.firstElementChild);
   const lines = [h("div.drawn"), h("div.drawn")];
   const best = h("p.best");
   const element = h("div.peek", { hidden: true, "aria-hidden": "true" }, ...lines, best);
   const away = new Set(/** @type {Element[]} */ ([]));
   const observer = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) away[isIntersecting ? "delete" : "add"](target);
+    for (const { target, isIntersecting, intersectionRatio } of entries) {
+      const isSeen = target === text ? isIntersecting : intersectionRatio === 1; // half an answer is none
+      away[isSeen ? "delete" : "add"](target);
+    }
     element.hidden = away.size === 0;
     for (const line of lines) line.hidden = !away.has(text);
-    best.hidden = !away.has(bars);
+    best.hidden = !away.has(first);
     app.set({});
-  });
+  }, { rootMargin, threshold: [0, 1] });
   observer.observe(text);
-  observer.observe(bars);
+  observer.observe(first);
 
   /** @param {import("./app.js").State} state */
   function draw({ letters, selected }) {

@@ -15,11 +15,32 @@ export function attentionRow(look, head) {
   return look.attention.subarray(head * length, (head + 1) * length);
 }
 
+/** The index of the letter of a token. @param {Letter[]} letters @param {number} token */
+export function letterOf(letters, token) {
+  let low = 0, high = letters.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (letters[middle].last < token) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** A number for each letter in the window of a look, and 0 for the others: a text is much longer than a window.
+ * @param {Letter[]} letters @param {Look | null | undefined} look @param {(letter: Letter) => number} value */
+export function inWindow(letters, look, value) {
+  const values = new Float64Array(letters.length);
+  if (!look) return values;
+  const first = letterOf(letters, look.from), last = letterOf(letters, look.from + look.ids.length - 1);
+  for (let i = first; i <= last; i++) values[i] = value(letters[i]);
+  return values;
+}
+
 /** The attention that a head gives to each letter: 0 for letters that it does not see.
  * @param {Letter[]} letters @param {Look} look @param {number} head layer * n_head + head */
 export function attentionShares(letters, look, head) {
   const row = attentionRow(look, head);
-  return letters.map(({ first, last }) => {
+  return inWindow(letters, look, ({ first, last }) => {
     const isSeen = first >= look.from && last <= look.from + look.selected;
     return isSeen ? row.subarray(first - look.from, last - look.from + 1).reduce((sum, share) => sum + share, 0) : 0;
   });
@@ -28,7 +49,7 @@ export function attentionShares(letters, look, head) {
 /** How little the model expected each letter, from 0 to 1.
  * @param {Letter[]} letters @param {Look} look */
 export function surprises(letters, look) {
-  return letters.map((letter) => {
+  return inWindow(letters, look, (letter) => {
     const nats = -Math.log(chance(look, letter));
     return nats > 0 ? Math.min(1, nats / 6) : 0; // NaN: the model did not see it
   });

@@ -5,7 +5,7 @@ import { argmax } from "./filters.js";
 import { textField } from "./field.js";
 import { toField } from "./letters.js";
 import { h, isTouch, percent, setText, term } from "./dom.js";
-import { attentionShares, quoted, surprises } from "./shading.js";
+import { attentionShares, letterOf, quoted, surprises } from "./shading.js";
 
 /** @typedef {import("./app.js").State} State */
 /** @typedef {import("./letters.js").Letter} Letter */
@@ -73,8 +73,7 @@ export function textPanel(app) {
   function draw(state) {
     const { text, letters, selected } = state;
     field.draw(state);
-    const { from } = app.position(state.model);
-    const unseen = letters.findIndex((letter) => letter.last >= from);
+    const unseen = letterOf(letters, app.positions[state.model].from);
     const first = Math.max(unseen, selected - DRAWN + 1);
     const last = Math.min(letters.length, first + Math.min(app.context(state.model), DRAWN));
     setText(before, toField(text.slice(0, letters[first].start)));
@@ -123,7 +122,7 @@ export function textPanel(app) {
     scale.append(...chips, " never");
   }
 
-  /** @param {number} unseen the number of letters before the window @param {number[]} shares */
+  /** @param {number} unseen the number of letters before the window @param {Float64Array} shares */
   function describe(unseen, shares) {
     const unit = app.vocabulary.isByte ? "bytes" : "letters";
     const { context } = app.model.config;
@@ -145,12 +144,9 @@ export function textPanel(app) {
 export function shading(app) {
   const { look, shadingHead, state } = app;
   if (look && shadingHead) return attentionShares(state.letters, look, app.index(shadingHead));
-  if (state.shade === "learned") {
-    const moments = learned(app.film.map((model) => app.fresh(model)), state.letters), { length } = app.film;
-    return moments.map((moment) => (moment < length ? (moment + 1) / length : 0));
-  }
+  if (state.shade === "learned") return learned(app.film.map((model) => app.fresh(model)), state.letters);
   if (look && state.shade === "surprise") return surprises(state.letters, look);
-  return state.letters.map(() => 0);
+  return new Float64Array(state.letters.length);
 }
 
 /** The classes of a letter of the text. @param {import("./app.js").App} app @param {number} index of the letter */

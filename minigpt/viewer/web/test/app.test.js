@@ -27,16 +27,19 @@ function started(text, vocabulary = LETTERS) {
   return app;
 }
 
-/** @param {number} id of the request @param {Float32Array} logits @returns {import("../src/session.js").LookReply} */
-function look(id, logits) {
-  return { kind: "look", model: 0, id, logits, surprise: new Float32Array(), attention: new Float32Array() };
+/** Answer the request on its way. @param {App} app @param {object} [more] */
+function reply(app, more) {
+  const nothing = new Float32Array(), { id, question } = app.answers.sent ?? {};
+  const answer = { id, kind: question?.kind, logits: nothing, surprise: nothing, attention: nothing };
+  app.answers.receive(/** @type {any} */ ({ ...answer, ...more }));
 }
 
-/** Answer the newest request of the first model: this token is next. @param {App} app @param {number} next */
+/** Answer the look on its way: this token is next. @param {App} app @param {number} next */
 function answer(app, next) {
   const logits = new Float32Array(256);
   logits[next] = 1000;
-  app.receive(look(app.asked[0].id, logits));
+  assert.equal(app.answers.sent?.question.kind, "look");
+  reply(app, { logits });
 }
 
 /** Type at the end of the text. @param {App} app @param {string} letters */
@@ -188,30 +191,64 @@ test("the text has a limit, and more stops the writing", () => {
   assert.match(app.state.message, /limited to 20,000 letters/);
 });
 
-test("only the newest request counts, and its error stops the writing", () => {
-  const app = started("abc");
-  const old = app.asked[0].id;
+test("only the request on its way counts, and its error stops the writing", () => {
+  const app = started("abc"), logits = new Float32Array([1, 2, 0]);
+  const old = app.answers.sent?.id;
   app.select(1);
-  app.receive(look(old, new Float32Array(4)));
-  assert.equal(app.state.looks[0], null);
-  answer(app, 2);
-  const { id } = app.asked[0], logits = new Float32Array(4);
-  app.receive({ kind: "effect", model: 0, id, layer: 0, head: 1, logits });
-  app.receive({ kind: "whole", model: 0, id, logits });
-  const newest = /** @type {import("../src/app.js").Look | null} */ (app.look);
-  assert.deepEqual([newest?.effects.get(1), newest?.whole], [logits, logits]);
+  reply(app, { id: old });
+  assert.equal(app.isCurrent(), false);
+  reply(app, { logits });
+  assert.equal(app.answers.sent?.question.kind, "effect");
+  reply(app, { logits });
+  assert.deepEqual([app.fresh()?.effects.get(0), app.fresh()?.whole], [logits, logits]);
   app.write();
-  app.receive({ kind: "error", model: 0, id: app.asked[0].id, message: "no memory" });
+  reply(app, { kind: "error", message: "no memory" });
   assert.deepEqual([app.look, app.writer.isWriting, app.state.message], [null, false, "no memory"]);
 });
 
-test("the newest request for details gets its answer, once", () => {
-  const app = started("abc");
-  const used = /** @type {string[]} */ ([]);
+test("a look does not wait for what heads change, which is asked for again later", () => {
+  const app = started("abc"), kinds = () => [app.answers.sent?.question.kind, app.answers.sent?.question.index];
+  answer(app, 0);
+  assert.deepEqual(kinds(), ["write", undefined]);
+  reply(app, { ids: [1] });
+  assert.deepEqual(kinds(), ["effect", 0]);
+  app.toggle({ layer: 0, head: 1 });
+  assert.deepEqual(kinds(), ["look", undefined]);
+  reply(app);
+  app.mute([]);
+  assert.deepEqual(kinds(), ["effect", 0], "the look and the continuation are still known");
+});
+
+test("the newest request for details gets its answer, once, also if it is like the one before", () => {
+  const app = started("abc"), used = /** @type {string[]} */ ([]);
+  answer(app, 0);
+  reply(app); // the continuation
   for (const name of ["first", "second"]) app.askOnce("detail", { layer: 0, head: 0 }, () => used.push(name));
-  const newest = app.requests - 1;
-  for (const id of [newest - 1, newest, newest]) app.receive(/** @type {any} */ ({ id, kind: "detail" }));
+  while (app.answers.sent) reply(app);
   assert.deepEqual(used, ["second"]);
+  app.askOnce("detail", { layer: 0, head: 0 }, () => used.push("third"));
+  reply(app, { kind: "error", message: "no memory" });
+  app.askOnce("detail", { layer: 0, head: 0 }, () => used.push("fourth"));
+  reply(app);
+  assert.deepEqual(used, ["second", "fourth"]);
+});
+
+test("a comparison comes back after a pin, and a run replaces a pinned moment", () => {
+  const five = { ...payload({}, "ab"), film: [1, 2, 0] };
+  five.models = Array.from({ length: 5 }, () => five.models[0]);
+  const app = new App(five, LETTERS, () => {});
+  app.compare(0, 3);
+  app.moveTo(1);
+  app.pin();
+  app.moveTo(2);
+  assert.deepEqual([app.other, app.state.compared], [1, 3]);
+  app.compare(4, 3);
+  assert.equal(app.other, 1, "another run beside the pinned moment");
+  app.pin();
+  assert.equal(app.other, 3);
+  app.pin();
+  app.compare(4, 0);
+  assert.equal(app.other, 0);
 });
 
 test("a comparison stays when its models change places", () => {
@@ -220,9 +257,9 @@ test("a comparison stays when its models change places", () => {
   const app = new App(two, LETTERS, () => {});
   app.compare(0, 1);
   app.compare(1, 1);
-  assert.deepEqual([app.state.model, app.state.other], [1, 0]);
+  assert.deepEqual([app.state.model, app.other], [1, 0]);
   app.compare(1, 1);
-  assert.equal(app.state.other, null);
+  assert.equal(app.other, null);
 });
 
 test("the chosen head comes back after a look at a model without it", () => {

@@ -7,7 +7,7 @@ import { Cells } from "../src/cells.js";
 import { softmax } from "../src/filters.js";
 import { Vocabulary } from "../src/letters.js";
 import { effectOf, likeliest } from "../src/prediction.js";
-import { attentionShares, lineAround, quoted, surprises } from "../src/shading.js";
+import { attentionShares, inWindow, letterOf, lineAround, quoted, surprises } from "../src/shading.js";
 import { Writer } from "../src/writer.js";
 
 const BYTES = new Vocabulary("byte");
@@ -39,18 +39,25 @@ test("a writer writes on after a letter, and drops the bytes of one when it stop
 
 test("the attention of a letter is that of its tokens, if the model sees them", () => {
   const attention = Float32Array.of(0, 0, 0, 0.125, 0.25, 0.625); // two heads
-  const window = look({ from: 1, selected: 2, attention }); // from the first byte of ä
+  const window = look({ from: 1, selected: 2, ids: [0, 1, 2], attention }); // from the first byte of ä
   const shares = attentionShares(letters("aäbc"), window, 1);
-  assert.deepEqual(shares, [0, 0.375, 0.625, 0]);
+  assert.deepEqual([...shares], [0, 0.375, 0.625, 0]);
 });
 
 test("a letter is surprising if its tokens were unlikely", () => {
   const surprise = Float32Array.of(NaN, 0.5, 0.5, 1, 0);
   const nats = -Math.log(0.25) / 6;
-  assert.deepEqual(surprises(letters("aäbc"), look({ surprise })).map((x) => x.toFixed(4)), [
-    "0.0000", nats.toFixed(4), "0.0000", "1.0000",
-  ]);
-  assert.deepEqual(surprises(letters("ab"), look({ from: 1, surprise: Float32Array.of(NaN) })), [0, 0]);
+  const found = surprises(letters("aäbc"), look({ surprise, ids: [0, 1, 2, 3, 4] }));
+  assert.deepEqual([...found].map((x) => x.toFixed(4)), ["0.0000", nats.toFixed(4), "0.0000", "1.0000"]);
+  const window = look({ from: 1, surprise: Float32Array.of(NaN), ids: [1] });
+  assert.deepEqual([...surprises(letters("ab"), window)], [0, 0]);
+});
+
+test("only the letters of the window cost time", () => {
+  let seen = 0;
+  const all = letters("aä".repeat(1000)), values = inWindow(all, look({ from: 1500, ids: [0, 1, 2] }), () => ++seen);
+  assert.deepEqual([values.length, seen, values.indexOf(1)], [2000, 2, 1000]); // the letters a and ä
+  assert.deepEqual([1499, 1500, 1501, 1502].map((token) => letterOf(all, token)), [999, 1000, 1001, 1001]);
 });
 
 test("a letter is named with its word, if it is in one that is not too long", () => {

@@ -43,7 +43,7 @@ export function randomModel(changes = {}, vocabulary = 5) {
 }
 
 /**
- * Send requests at once, and return all replies, when each request has its last one.
+ * Send requests at once, and return this number of replies.
  * @param {import("../src/weights.js").Model[]} models @param {any[]} requests @param {number} [answers] expected
  * @returns {Promise<any[]>}
  */
@@ -51,8 +51,7 @@ export function replies(models, requests, answers = requests.length) {
   return new Promise((resolve) => {
     const found = /** @type {any[]} */ ([]);
     const session = new Session(models, (reply) => {
-      found.push(reply);
-      if (!["whole", "effect"].includes(reply.kind) && --answers === 0) setTimeout(resolve, 20, found);
+      if (found.push(reply) === answers) setTimeout(resolve, 20, found);
     });
     for (const request of requests) session.send(request);
   });
