@@ -183,7 +183,7 @@ def variational_dropout(run: Any, argument: Any) -> None:
         if hasattr(module, "kernels"):
             module.kernels = replace(module.kernels, dropout=dropout)
         if isinstance(module, Attention):
-            module.attend = sdpa
+            module.attend = sdpa  # type: ignore[method-assign, assignment]
 
 
 def concatenated_positions(run: Any, width: int) -> None:
