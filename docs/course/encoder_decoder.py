@@ -13,7 +13,6 @@ Letters in shapes: B words, S source letters, T target letters, C width, H heads
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig, OptimConfig
 from minigpt.model.gpt import Block, make_norm, rope_cos_sin
-from minigpt.model.kernels import CPU
 from minigpt.training.optim import Optimizer
 from minigpt.training.schedule import lr_factor
 
@@ -81,7 +79,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(Block(config) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(layers))
         for block in self.encoder:
-            block.attention.kernels = replace(CPU, sdpa=sdpa_unmasked)
+            block.attention.attend = sdpa_unmasked
         self.norm_memory, self.norm = make_norm(config), make_norm(config)
         self.unembed = nn.Linear(width, VOCAB)
         self.register_buffer("cos_sin", rope_cos_sin(config.context, config.head_size))

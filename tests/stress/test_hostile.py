@@ -390,7 +390,7 @@ def test_what_is_not_a_file_of_the_folder_is_rejected(checkpoint: Path, tmp_path
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.yaml", "environment.jsonl", "metrics.jsonl", "validation", ".lock", "checkpoints"),
+        *("config.yaml", "environment.jsonl", "metrics.jsonl", "log.txt", "tensorboard", ".lock", "checkpoints"),
         *(f"checkpoints/step-{step:08d}" for step in STEPS),
     ],
 )
