@@ -300,6 +300,6 @@ def test_the_film_is_accessible_and_fits(moments: list[Checkpoint], opened: Open
     found = Axe().run(page.tab).response["violations"]
     assert [violation["id"] for violation in found if violation["impact"] in ("serious", "critical")] == []
     assert page.ask("() => document.documentElement.scrollWidth") <= width
-    assert page.ask("() => document.querySelector('.strip').getBoundingClientRect().height") < 200
+    assert page.ask("() => document.querySelector('.strip').getBoundingClientRect().height") < 190
     for selector in (".play", ".plot"):
         assert page.tab.locator(selector).bounding_box()["height"] >= 44
