@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,9 +48,10 @@ def prepare(extra: str = "") -> Path:
     is_healthy = state != UNFINISHED and python.exists() and not output(python, "-c", HEALTH)[0]
     if is_healthy and state in (_fingerprint(extra), _fingerprint(TOOLS)):
         return python
-    free, needed = shutil.disk_usage(ROOT).free / 1e9, 0.2 if is_healthy else 2
-    if free < needed:
-        fail(f"{ROOT} has {free:.1f} GB free and needs at least {needed} GB: make space, then type this again")
+    for folder, space in ((ROOT, 2), (Path(tempfile.gettempdir()), 0.5)):
+        free, needed = shutil.disk_usage(folder).free / 1e9, space / 10 if is_healthy else space
+        if free < needed:
+            fail(f"{folder} has {free:.1f} GB free and needs at least {needed} GB: make space, then type this again")
     if not is_healthy:
         print("Repairing .venv, which is incomplete or broken" if VENV.exists() else "Creating .venv", flush=True)
         step(sys.executable, "-m", "venv", "--clear", VENV)
