@@ -4,11 +4,13 @@ Uses only the standard library, and no new syntax: an old Python must get as far
 """
 
 import hashlib
-import importlib.util
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +26,9 @@ STAMP = VENV / "minigpt-setup.txt"
 UNFINISHED = "unfinished"
 TOOLS = "docs,test"
 """The extras of scripts/test."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CALL_DRIVER = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+"""Fails unless NVIDIA's driver finds a GPU: PyTorch needs both."""
 
 # An environment without its pyvenv.cfg is the system's Python, where nothing may be installed.
 HEALTH = (
@@ -34,26 +39,61 @@ HEALTH = (
 
 def program(name: str) -> Path:
     """Return the path of a program in the environment, such as `python` or `minigpt`."""
-    if os.name == "nt":
-        return VENV / "Scripts" / f"{name}.exe"
-    return VENV / "bin" / name
+    return VENV / ("Scripts" if os.name == "nt" else "bin") / (f"{name}.exe" if os.name == "nt" else name)
 
 
 def prepare(extra: str = "") -> Path:
     """Install what pyproject.toml and constraints.txt ask for into `.venv`, and return its Python."""
-    state = STAMP.read_text(encoding="utf-8") if STAMP.is_file() else ""
-    if state == UNFINISHED or not _healthy():
-        _create()
-        state = ""
-    if state not in (_fingerprint(extra), _fingerprint(TOOLS)):
-        _install(extra)
-    return program("python")
+    state, python = STAMP.read_text(encoding="utf-8") if STAMP.is_file() else "", program("python")
+    is_healthy = state != UNFINISHED and python.exists() and not output(python, "-c", HEALTH)[0]
+    if is_healthy and state in (_fingerprint(extra), _fingerprint(TOOLS)):
+        return python
+    for folder, space in ((ROOT, 2), (Path(tempfile.gettempdir()), 0.5)):
+        free, needed = shutil.disk_usage(folder).free / 1e9, space / 10 if is_healthy else space
+        if free < needed:
+            fail(f"{folder} has {free:.1f} GB free and needs at least {needed} GB: make space, then type this again")
+    if not is_healthy:
+        print("Repairing .venv, which is incomplete or broken" if VENV.exists() else "Creating .venv", flush=True)
+        step(sys.executable, "-m", "venv", "--clear", VENV)
+    choose_torch()
+    print("Installing minigpt into .venv (PyTorch is large, so this takes minutes the first time)", flush=True)
+    STAMP.write_text(UNFINISHED, encoding="utf-8")
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt")
+    step(*pip, "-e", f".[{extra}]" if extra else ".")
+    STAMP.write_text(_fingerprint(extra), encoding="utf-8")
+    return python
+
+
+def choose_torch() -> None:
+    """Let pip prefer PyTorch's CPU build on Linux without an NVIDIA GPU, unless the user chose where pip looks."""
+    if not _finds_torch():
+        fail("pip finds no PyTorch: check your network, then type this again (pip index versions torch says more)")
+    _, settings = output(program("python"), "-m", "pip", "config", "list")
+    is_chosen = re.search(r"\b(index-url|find-links|no-index)=", settings)
+    if sys.platform != "linux" or is_chosen or not output(program("python"), "-c", CALL_DRIVER)[0]:
+        return
+    if _finds_torch("--index-url", CPU_INDEX):
+        os.environ["PIP_EXTRA_INDEX_URL"] = CPU_INDEX  # its 2.13.0+cpu is later than 2.13.0
+    else:
+        print(
+            f"Cannot reach {CPU_INDEX}: installing PyTorch's default build, which can be gigabytes larger", flush=True
+        )
 
 
 def run(*command: "str | Path") -> int:
-    """Print a command, run it in the root of the checkout, and return its exit code."""
+    """Print and run a command in the root of the checkout. Return its exit code, 130 after Ctrl-C, 128 + n by a signal.
+
+    The command receives Ctrl-C too, and may save a run first.
+    """
     print("$", _shown(command), flush=True)
-    return _call(*command)
+    pressed: list[int] = []
+    with subprocess.Popen(command, cwd=ROOT, env=_env()) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+        code = process.wait()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return 130 if pressed and code else 128 - code if code < 0 else code
 
 
 def output(*command: "str | Path") -> "tuple[int, str]":
@@ -80,41 +120,9 @@ def _shown(command: "tuple[str | Path, ...]") -> str:
     return subprocess.list2cmdline([word.relative_to(ROOT) if isinstance(word, Path) else word for word in command])
 
 
-def _healthy() -> bool:
-    """Return whether `.venv` has an isolated Python of a supported version, with a working pip."""
-    try:
-        check = subprocess.run([program("python"), "-c", HEALTH], capture_output=True, env=_env())
-    except OSError:
-        return False
-    return check.returncode == 0
-
-
-def _create() -> None:
-    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(
-            f"this Python ({sys.executable}) comes without {' and '.join(missing)}; "
-            "on Debian and Ubuntu install it with: sudo apt install python3-venv"
-        )
-    print("Repairing .venv, which is incomplete or broken" if VENV.exists() else "Creating .venv", flush=True)
-    code = _call(sys.executable, "-m", "venv", "--clear", VENV)
-    if code:
-        fail(f"could not create {VENV} (exit code {code})", code)
-
-
-def _install(extra: str) -> None:
-    print("Installing minigpt into .venv (PyTorch is large, so this takes minutes the first time)", flush=True)
-    STAMP.write_text(UNFINISHED, encoding="utf-8")
-    target = f".[{extra}]" if extra else "."
-    pip = (program("python"), "-m", "pip", "install", "--disable-pip-version-check")
-    code = _call(*pip, "-c", "constraints.txt", "-e", target)
-    if code == 0:
-        STAMP.write_text(_fingerprint(extra), encoding="utf-8")
-        return
-    # If pip gave up on its own, no package is incomplete, and the next attempt can keep the environment.
-    if code < 128:
-        STAMP.unlink()
-    fail(f"installing minigpt's packages failed (pip's exit code {code})", code)
+def _finds_torch(*options: str) -> bool:
+    """Return whether pip finds PyTorch for this Python and system, without the long wait of its retries."""
+    return not output(program("python"), "-m", "pip", "index", "versions", "torch", "--retries", "1", *options)[0]
 
 
 def _fingerprint(extra: str) -> str:
@@ -123,23 +131,6 @@ def _fingerprint(extra: str) -> str:
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
     return f"{digest.hexdigest()} {extra}".strip()
-
-
-def _call(*command: "str | Path") -> int:
-    """Run a command. Return its exit code, 130 after Ctrl-C, or 128 + n after signal n."""
-    interrupted = False
-    with subprocess.Popen(command, cwd=ROOT, env=_env()) as process:
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        while True:
-            try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:  # the command receives it too, and may save a run first
-                interrupted = True
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if interrupted and code:
-        return 130
-    return 128 - code if code < 0 else code
 
 
 def _env() -> "dict[str, str]":

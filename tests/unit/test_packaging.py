@@ -11,8 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from minigpt import __version__
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,6 +39,10 @@ def test_scripts_are_executable() -> None:
 def test_an_old_python_can_parse_the_setup_scripts(script: str) -> None:
     """The scripts tell users of an old Python to use a newer one, so it must get that far."""
     ast.parse((ROOT / "scripts" / script).read_text(encoding="utf-8"), feature_version=(3, 7))
+
+
+def test_the_citation_names_the_version() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
 
 
 # --- constraints.txt ---------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ def test_the_wheel_contains_the_package_presets_and_registry_only(wheel: Path) -
     package = [file for file in PACKAGE.rglob("*") if file.is_file() and not left_out & set(file.parts)]
     resources = [*ROOT.glob("configs/*.yaml"), ROOT / "data/registry.yaml", *ROOT.glob("data/stories/*")]
     shipped = {f"minigpt/shipped/{path.relative_to(ROOT).as_posix()}" for path in resources}
-    about = f"minigpt-{PROJECT['version']}.dist-info/"
+    about = f"minigpt_lm-{__version__}.dist-info/"
     expected = {file.relative_to(ROOT).as_posix() for file in package} | shipped
     assert {name for name in names if not name.startswith(about)} == expected
     assert f"{about}licenses/LICENSE" in names
