@@ -35,7 +35,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--n-layer 6`).",
-        "`minigpt config show` prints each value and its source. For the order of sources, see",
+        "`minigpt config show` prints each value and what set it. For the order, see",
         "[Choose settings](../guides/settings.md).",
     ]
     for name, section in RunConfig.model_fields.items():

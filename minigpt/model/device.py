@@ -32,7 +32,7 @@ SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_FLOP = 1e13
 """On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time. Two
-cores train for some minutes on so many FLOP."""
+cores need some minutes for this work."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""

@@ -52,7 +52,7 @@ ENOUGH_VALIDATION = 50_000
 
 
 def choose_shape(size: int, work: float) -> Shape:
-    """Return the shape for a text of so many tokens and a run of so many FLOP."""
+    """Return the shape for a text of `size` tokens and a run of `work` FLOP."""
     return [shape for least, fewest, shape in SHAPES if work >= least and size >= fewest][-1]
 
 
@@ -62,7 +62,7 @@ def most_steps(size: int, tokens_per_step: int) -> int:
 
 
 def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest: float = math.inf) -> dict[str, Any]:
-    """Return the settings for a text of so many tokens and a run of about so many FLOP.
+    """Return the settings for a text of `size` tokens and a run of about `work` FLOP.
 
     They fit the settings of `others`, which have priority. The training text allows a context of `longest` tokens.
     """
@@ -91,7 +91,7 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest:
 
 
 def val_fraction(size: int) -> float:
-    """Return the validation fraction of a text of so many tokens."""
+    """Return the validation fraction of a text of `size` tokens."""
     return min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}"))
 
 
