@@ -39,6 +39,7 @@ class Numbers:
         for preset, entry in yaml.safe_load((ROOT / "scripts/lab/expected.yaml").read_text("utf-8")).items():
             self.groups.setdefault(preset, {})["loss"] = entry["losses"]
         self.runs = records.read()
+        self.groups["course"] = {"chapters": len([*ROOT.glob("docs/course/[0-9]*.md")])}
         self.groups["lab"] = {"questions": len(self.runs), "runs": sum(map(len, self.runs.values()))}
 
     def text(self, name: str) -> str:

@@ -51,8 +51,8 @@ def test_claim_order() -> str:
     "positions#does-a-model-need-positional-encodings",
     "After a minute of training, a model of 4 layers without positional encodings has a loss {none - learned} nats "
     "above learned encodings, and {none - baseline} nats above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found only "
-    "small differences. Their models have 125 million parameters or more, predict words or subwords, and train far longer. "
-    "This one has 0.8 million and predicts characters.",
+    "small differences. Their models have 125 million parameters or more, predict words or subwords, and train far "
+    "longer. This one has 0.8 million and predicts characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
 )
 @trained(
