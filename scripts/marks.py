@@ -27,8 +27,14 @@ BLOCK = re.compile(rf"^```\w+\n(.*?)^```\n+{MARK}", re.DOTALL | re.MULTILINE)
 
 
 def fill(page: str, number: Callable[[str], str]) -> str:
-    """Return a page with the number of each mark before it."""
-    return MARKED.sub(lambda found: f"{number(found[1] or found[2])}<!--n:{found[1] or found[2]}-->", page)
+    """Return a page with the number of each mark before it. Line breaks stay where the number is right."""
+
+    def filled(found: re.Match[str]) -> str:
+        name, old = (" ".join(text.split()) for text in (found[1] or found[2], found[0]))
+        new = f"{number(name)}<!--n:{name}-->"
+        return found[0] if old == new else new
+
+    return MARKED.sub(filled, page)
 
 
 class Numbers:

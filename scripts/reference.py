@@ -22,6 +22,9 @@ def commands() -> str:
     context = command.make_context("minigpt", [], resilient_parsing=True)
     page: str = get_docs_for_click(obj=command, ctx=context, name="minigpt", title="Command line")
     page = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
+    page = re.sub(
+        r"\*\*Usage\*\*:\n\n```console\n.*\n```\n\n|(?m:^\* `-h, --help`: .*\n)", "", page
+    )  # the arguments follow
     return re.sub(r"^Examples:\n((?:  .*\n)+)", _as_block, page, flags=re.MULTILINE)
 
 
