@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PATTERNS = ("README.md", "docs/*.md", "docs/*/*.md", "docs/project/lab/*.md", "configs/*.yaml")
 NUMBER = r"-?[\d.,]*\d%?"
 MARK = "<!--n:([^>]*?)-->"
-MARKED = re.compile(rf"(?:{NUMBER} (?:to|±)\s)?(?:{NUMBER}|\?)<!--n:([^>]*? (?:range|seeds))-->|(?:{NUMBER}|\?){MARK}")
+MARKED = re.compile(
+    rf"(?:{NUMBER} (?:to|±)\s+)?(?:{NUMBER}|\?)<!--n:([^>]*?\s(?:range|seeds))-->|(?:{NUMBER}|\?){MARK}"
+)
 BLOCK = re.compile(rf"^```\w+\n(.*?)^```\n+{MARK}", re.DOTALL | re.MULTILINE)
 
 

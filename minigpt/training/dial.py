@@ -1,6 +1,6 @@
 """Measure this machine, and choose settings whose run takes a given time.
 
-The clock chooses the length once and never steers the run, so the run can be resumed and repeated.
+The clock chooses the duration once and never steers the run, so the run can be resumed and repeated.
 """
 
 import math

@@ -42,7 +42,7 @@ SHAPES = (
 )
 """The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose duration the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
+"""FLOP of a run whose duration the user leaves to minigpt: minutes on two server cores, about one on an H100."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5

@@ -40,7 +40,7 @@ def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
 def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token: int) -> set[int]:
     """Return the steps at which a run keeps a frame: its weights, to look at later.
 
-    With the end of the run, they are `train.frames` moments, evenly spaced in the square root of the step, because most
+    With the end of the run, they are `train.frames` steps, evenly spaced in the square root of the step, because most
     is learned early. Large models have fewer, within FRAME_BYTES. So have short runs, within FRAME_SHARE of their time
     at FRAME_FLOPS. No stopwatch decides, so a resumed run keeps the same frames.
     """

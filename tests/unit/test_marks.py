@@ -27,6 +27,12 @@ def test_a_changed_number_is_found(name: str, numbers: Numbers) -> None:
     assert changed != page == fill(changed, numbers.text)
 
 
+def test_a_line_may_end_within_a_mark(numbers: Numbers) -> None:
+    page = "11.8 to\n  11.9<!--n:speedrun s\n  range-->"
+    assert fill(page, numbers.text) == page
+    assert fill(page.replace("11.9", "13"), numbers.text) == "11.8 to 11.9<!--n:speedrun s range-->"
+
+
 def test_a_block_of_output_must_have_the_numbers_of_its_mark(numbers: Numbers) -> None:
     page = "```text\nloss 1.8983, 12 s\n```\n<!--n:nanogpt-laptop loss, speedrun s-->\n"
     assert not list(numbers.problems(page))
