@@ -31,7 +31,7 @@ Compute with its best checkpoint in PyTorch:
 """
 
 TYPE_CHECKING = False
-"""True for type checkers, as that of `typing` is, whose import would delay the handling of Ctrl-C."""
+"""True for type checkers, like that of `typing`, whose import would delay the handling of Ctrl-C."""
 __version__ = "0.1.0"
 _HOME = {
     "GPT": "model.gpt",

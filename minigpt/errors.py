@@ -95,7 +95,7 @@ class RunLockedError(UserError):
 
 @dataclass(eq=False)
 class RunFinishedError(UserError):
-    """The run has reached its full length or stopped early."""
+    """The run has reached its last step or stopped early."""
 
     run: Path
     settings: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class DivergedError(TrainingError):
 
 
 class LostProcessError(TrainingError):
-    """Another process of the run has ended or hangs."""
+    """Another process of the run has exited or stopped responding."""
 
 
 class OtherProcessError(UserError):

@@ -14,7 +14,7 @@ the time of other threads on a busy machine."""
 
 
 def set_variables() -> None:
-    """Set what PyTorch reads when it is imported, or at its first matrix product on a GPU, unless the user did."""
+    """Set what PyTorch reads when it is imported or first multiplies matrices on a GPU, unless the user did."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products

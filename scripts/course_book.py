@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import marks
 import torch
 from by_hand import compute
 
@@ -26,15 +27,10 @@ from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.runs import checkpoint_steps
 from minigpt.text.dataset import load_dataset
 
-NUMBER = r"-?[\d.,]*\d%?"
-MARKED = re.compile(
-    rf"(?:{NUMBER} to\s)?(?:{NUMBER}|\?)<!--n:([^>]*? (?:range|seeds))-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->"
-)
-
 
 def fill(page: str, chapter: Chapter) -> str:
     """Return a chapter's page with the recorded numbers in place of those before each comment."""
-    return MARKED.sub(lambda found: _number(found[1] or found[2], chapter) + f"<!--n:{found[1] or found[2]}-->", page)
+    return marks.fill(page, lambda name: _number(name, chapter))
 
 
 def _number(name: str, chapter: Chapter) -> str:

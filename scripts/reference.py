@@ -22,6 +22,9 @@ def commands() -> str:
     context = command.make_context("minigpt", [], resilient_parsing=True)
     page: str = get_docs_for_click(obj=command, ctx=context, name="minigpt", title="Command line")
     page = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
+    page = re.sub(
+        r"\*\*Usage\*\*:\n\n```console\n.*\n```\n\n|(?m:^\* `-h, --help`: .*\n)", "", page
+    )  # the arguments follow
     return re.sub(r"^Examples:\n((?:  .*\n)+)", _as_block, page, flags=re.MULTILINE)
 
 
@@ -35,7 +38,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--n-layer 6`).",
-        "`minigpt config show` prints each value and its source. For the order of sources, see",
+        "`minigpt config show` prints each value and what set it. For the order, see",
         "[Choose settings](../guides/settings.md).",
     ]
     for name, section in RunConfig.model_fields.items():

@@ -50,7 +50,7 @@ def _minigpt(
     ] = False,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error, as MINIGPT_DEBUG=1 does.")] = False,
 ) -> None:
-    """Train a small GPT on your own text, on a laptop, in minutes; then see what its heads attend to.
+    """Train a small GPT on your own text, then see what its heads attend to.
 
     Examples:
       minigpt train            train on a built-in text

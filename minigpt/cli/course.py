@@ -31,7 +31,7 @@ ChapterNumber = Annotated[
 
 @course_app.callback(invoke_without_command=True)
 def course(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Build a GPT letter by letter, in eleven chapters. Without a command, list them.
+    """Build a GPT letter by letter, chapter by chapter. Without a command, list them.
 
     Examples:
       minigpt course                       the chapters

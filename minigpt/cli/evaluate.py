@@ -37,7 +37,7 @@ StrideOption = Annotated[
     int | None,
     Option(
         min=1,
-        help="Move the window N tokens, not a full context. Usually lowers the loss: compare only at equal N.",
+        help="Move the window by N tokens, not by a full context. Usually lowers the loss: compare only at equal N.",
         metavar="N",
     ),
 ]

@@ -44,7 +44,7 @@ class Plan:
     seconds_per_step: float | None
     """None if the device is not available."""
     is_measured: bool
-    """False if a step takes too long or does not fit. Its time is then that of three times its matrix products."""
+    """False if a step takes too long or does not fit. Its time is then 3 times that of its matrix multiplications."""
 
 
 @lru_cache
@@ -70,9 +70,10 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
 def make_plan(
     config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None, program: int | None = None
 ) -> Plan:
-    """Plan a run in so many processes. Raises ConfigError if they cannot divide the shards.
+    """Plan a run. Raises ConfigError if `processes` cannot divide the shards.
 
-    Measure its `time`, unless given, if its device is available. `program` is the memory of this process before that.
+    If `time` is None and the run's device is on this machine, measure the time of a step. `program` is the memory of
+    this process before that.
     """
     train, flops_per_token = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)

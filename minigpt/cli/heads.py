@@ -19,7 +19,7 @@ HEAD = ("head", "attends to", "strongest", "weight", "if uniform", "distance")
 def print_heads(
     loaded: "Checkpoint", excerpt: "Excerpt", layer: int | None, head: int | None, is_chosen: bool, as_json: bool
 ) -> None:
-    """Print the heads of a layer, or of all, as a table or as JSON. Scores are of the excerpt if the user chose it.
+    """Print the heads of a layer, or of all, as a table or as JSON. Statistics are of the excerpt if the user chose it.
 
     The phrases come from the validation split, as on the page. The JSON of a single head includes its weights.
     """
@@ -74,7 +74,7 @@ def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
 
 
 def _row(scores: "Mapping[str, Score]", at: tuple[int, int], phrase: str) -> tuple[str, ...]:
-    """Return the row of a head: its strongest score, beside that of uniform attention."""
+    """Return the row of a head: its strongest statistic, beside that of uniform attention."""
     from minigpt.interpret.links import LINKS
     from minigpt.interpret.scores import PATTERNS
 
@@ -82,7 +82,7 @@ def _row(scores: "Mapping[str, Score]", at: tuple[int, int], phrase: str) -> tup
     leads = {name: score.values[at].item() - score.uniform for name, score in known.items() if name in PATTERNS | LINKS}
     best = max(leads, key=leads.__getitem__, default="-")
     strongest = (known[best].values[at].item(), known[best].uniform) if leads else (None, None)
-    distance = known["distance"].values[at].item() if leads else None  # a text of one token has no scores
+    distance = known["distance"].values[at].item() if leads else None  # a text of one token has no statistics
     return f"{at[0]}.{at[1]}", phrase, best, *map(_number, (*strongest, distance))
 
 

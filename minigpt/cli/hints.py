@@ -88,7 +88,7 @@ def _usage_line(error: TyperException, command: str) -> str:
 
 
 def _found_instead(error: UnknownCommandError) -> str:
-    """Return what to do with the text or run that a user named in the place of a command, or ""."""
+    """Return what to do with the text or run that a user named in place of a command, or ""."""
     name, group = error.name, error.ctx.info_name if error.ctx.parent else None
     texts = {
         None: "train on it: minigpt train",
@@ -117,7 +117,7 @@ def _option_problem(error: Any, context: Any) -> str:
 
 
 def _config_problem(error: errors.ConfigError, options: Collection[str]) -> str:
-    """Return the problem with settings, under the names of the options in a command that has options instead."""
+    """Return the problem with settings. If the command has options for them, name the options."""
     wrong = {} if "--set" in options else {option_of(key): (key, problem) for key, problem in error.wrong.items()}
     problems = [f"{name}{problem.removeprefix(key)}" for name, (key, problem) in wrong.items() if name in options]
     return "; ".join(problems) or error.problem

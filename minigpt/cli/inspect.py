@@ -34,7 +34,7 @@ HeadOption = Annotated[int | None, Option(help="Open the page at this head, or p
 OutOption = Annotated[Path | None, Option("--out", "-o", help="File to write. Default: inspect.html.", metavar="FILE")]
 OpenOption = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 TableOption = Annotated[bool, Option("--table", help="Print a table of the heads instead of writing a page.")]
-ScoresOption = Annotated[bool, Option("--json", help="Print all scores of the heads as JSON instead.")]
+ScoresOption = Annotated[bool, Option("--json", help="Print all statistics of the heads as JSON instead.")]
 
 
 def inspect(
@@ -56,8 +56,8 @@ def inspect(
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
-    The page is one file and works offline. It contains the weights of the model at up to 12 steps, rounded to
-    8 bits. They can take at most 12 MB. Layers and heads count from 0.
+    The page is one file and works offline. It contains the weights of the model at several steps, rounded to 8 bits.
+    Layers and heads count from 0.
 
     Examples:
       minigpt inspect --open
@@ -103,7 +103,7 @@ def _write_page(
 
     others = [] if other is None else [load_checkpoint(other)]
     check_size(loaded, *others)  # before anything is computed
-    with waiting("checking the moments of the film"):
+    with waiting("checking the steps of the film"):
         film = Film() if steps == "none" else Film.load(loaded, others, _named(steps), notice)
     excerpt, split = choose(whole_lines=True), validation_split(loaded)
     with waiting("computing the page"):

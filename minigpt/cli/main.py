@@ -16,7 +16,7 @@ from typing import Any
 from minigpt.world import rank, set_variables
 
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
-"""The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
+"""The exit code of a program that SIGPIPE ends, for when the reader of the output, such as `head`, has exited."""
 
 
 def main() -> None:

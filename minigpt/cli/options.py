@@ -106,7 +106,7 @@ def setting_named(option: str) -> str:
 
 
 def option_of(setting: str) -> str:
-    """Return the option that a setting has in a command that has it as an option, such as --lr."""
+    """Return the option for a setting, such as --lr, in the commands that have one."""
     return f"--{setting.partition('.')[2].replace('_', '-')}"
 
 
@@ -115,7 +115,7 @@ LIST: dict[str, Any] = {**GROUP, "no_args_is_help": False}
 
 
 def only_list(context: Context) -> bool:
-    """Return whether a command follows a group that lists. Raises UsageError if options stand before it."""
+    """Return whether a command follows a group that lists. Raises UsageError if options come before it."""
     if context.invoked_subcommand is None:
         return False
     for parameter in context.command.params:
@@ -166,7 +166,7 @@ SetOption = Annotated[
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
 ]
-RUN = "A run: its name, its folder or 'last'; NAME@STEP, NAME@best or NAME@last for one of its checkpoints."
+RUN = "A run (its name, its folder or 'last'), or its checkpoint NAME@STEP, NAME@best or NAME@last."
 RunArgument = Annotated[str, Argument(help=RUN, metavar="RUN", autocompletion=complete_run)]
 RunsArgument = Annotated[list[str], Argument(help="Names or folders.", metavar="RUN", autocompletion=complete_run)]
 RunsFolderOption = Annotated[Path, Option("--in", help="Folder that contains the runs.", metavar="FOLDER")]

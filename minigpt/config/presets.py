@@ -1,6 +1,7 @@
 """Presets: shipped ones by name, and user files by path."""
 
 import os
+import re
 from pathlib import Path
 
 from minigpt.config.resolve import ConfigSource, FileSettings, fields, show
@@ -17,7 +18,8 @@ def presets() -> dict[str, str]:
     titles = {}
     for path in sorted(resource_path("configs").glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
-        titles[path.stem] = next(line[2:] for line in lines if line.startswith("# ") and "$schema" not in line)
+        title = next(line[2:] for line in lines if line.startswith("# ") and "$schema" not in line)
+        titles[path.stem] = re.sub("<!--.*?-->", "", title)  # the names of recorded numbers: scripts/marks.py
     return titles
 
 

@@ -166,7 +166,7 @@ class TrainConfig(Section):
     keep_last: int = Field(2, ge=1)
     """Number of newest checkpoints to keep, besides the best checkpoint."""
     frames: int = Field(12, ge=0, le=1000)
-    """Moments at which to keep the weights for `minigpt inspect`; fewer for large models and short runs. 0: none."""
+    """Number of steps whose weights to keep for `minigpt inspect`. Large models and short runs keep fewer. 0: none."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
 

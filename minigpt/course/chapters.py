@@ -23,7 +23,7 @@ class Number:
     """The values of the book, one for each seed."""
 
     def range(self) -> tuple[float, float]:
-        """Return the range of the book, in which a reader's value should lie.
+        """Return the range of the book, in which a reader's value should be.
 
         One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
         but not below zero.

@@ -1,1 +1,1 @@
-"""What a trained model computes: activations, scores and phrases of heads, and comparisons."""
+"""What a trained model computes: activations, statistics and phrases of heads, and comparisons."""

@@ -159,7 +159,7 @@ def compare(runs: Sequence[Measured]) -> Comparison:
 
 
 def _grouped(runs: Sequence[Measured]) -> list[Group]:
-    """Return a group for each experiment. A seed that occurs twice, as in two checkpoints of a run, starts another."""
+    """Return a group for each experiment. If a seed occurs twice, it starts another group."""
     groups = list[list[Measured]]()
     for run in runs:
         for group in groups:

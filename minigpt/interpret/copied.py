@@ -82,7 +82,7 @@ def copied_shares(texts: Sequence[Sequence[int]]) -> dict[int, float]:
 
 
 def excerpts(validation: str, lengths: Sequence[int]) -> list[str]:
-    """Return excerpts of the mean of `lengths`, spread evenly over the validation text. They do not overlap."""
+    """Return excerpts as long as the mean of `lengths`, spread evenly over the validation text, without overlap."""
     length = max(1, round(sum(lengths) / max(1, len(lengths))))
     count = max(1, min(-(-ENOUGH // length), len(validation) // length))
     starts = np.linspace(0, max(0, len(validation) - length), count).astype(int).tolist()

@@ -27,7 +27,7 @@ WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
 """The numbers of windows of the validation split, and the maximum number of tokens in each."""
 
 LEARNED = 0.05
-"""A model has learned something if its loss is at least so many nats below the loss of a uniform guess."""
+"""A model has learned something if its loss is at least this much (nats) below the loss of a uniform guess."""
 
 
 @dataclass(frozen=True)

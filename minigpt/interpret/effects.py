@@ -36,7 +36,8 @@ def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, p
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
         interest: The factor of the drop, (N, P).
         allowed: The heads that may be chosen, (N,).
-        preferred: The positions to prefer, (P,), if the whole model gives a prediction there at least `CLEAR`.
+        preferred: The positions to prefer, (P,). A position counts only if the whole model's highest probability there
+            is at least `CLEAR`.
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)

@@ -12,7 +12,7 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from at most so many last training tokens, and score no longer text, so they take seconds."""
+"""The methods take seconds: they learn from at most this number of tokens, the last, and evaluate no longer text."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]

@@ -32,7 +32,7 @@ SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_FLOP = 1e13
 """On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time. Two
-cores train for some minutes on so many FLOP."""
+cores need some minutes for this work."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""
@@ -136,7 +136,7 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int |
 
 
 def available_devices() -> list[str]:
-    """Return the devices of this machine, that of "auto" first: the first GPU, or else the CPU.
+    """Return the devices of this machine. The first is what "auto" means: a GPU, or else the CPU.
 
     A Mac's GPU comes last, because no test has run on one.
     """
@@ -147,7 +147,8 @@ def available_devices() -> list[str]:
 def has_fast_bfloat16(kind: str) -> bool:
     """Return whether this type of device multiplies matrices faster in bfloat16 than in float32.
 
-    On a CPU the instructions tell, but Intel processors without AMX take twice as long with theirs.
+    On a CPU, the instruction set decides. Intel processors without AMX have instructions for bfloat16, but take twice
+    as long with them.
     """
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -158,9 +159,9 @@ def has_fast_bfloat16(kind: str) -> bool:
 
 
 def measure_matmul(runtime: Runtime) -> float:
-    """Return the speed of matrix multiplications in FLOP/s: on a CPU, from that of one thread.
+    """Return the throughput of matrix multiplications in FLOP/s: on a CPU, from that of one thread.
 
-    The speed of all threads together would depend on the load, because each waits for the slowest.
+    The throughput of all threads together would depend on the load, because each waits for the slowest.
     """
     cores = min(runtime.threads, available_cores()) if runtime.device == "cpu" else 1
     return cores * (SHARED if cores > 1 else 1.0) * measure_product(runtime.device, runtime.dtype)
@@ -168,9 +169,9 @@ def measure_matmul(runtime: Runtime) -> float:
 
 @cache
 def measure_product(device: str, dtype: str) -> float:
-    """Return the speed of a matrix product in FLOP/s, on a CPU of one thread: the best result within 0.3 s.
+    """Return the throughput of a matrix multiplication in FLOP/s: the best result within 0.3 s.
 
-    On a CPU, the product is small enough to fit between two interruptions.
+    On a CPU, one thread computes it, and it is small enough to fit between two interruptions.
     """
     size = 192 if device == "cpu" else 4096
     a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)

@@ -1,6 +1,6 @@
-"""Recurrent networks: the rivals of the transformer, with the same contract.
+"""Recurrent networks, to compare with the transformer. They have the same interface.
 
-Each layer keeps one state vector per sequence and updates it with every token, so it reads a text step by step:
+Each layer keeps one state vector per sequence and updates it with every token, so it processes a text step by step:
 
 - `rnn`: h = tanh(W x + U h) (Elman 1990, https://doi.org/10.1207/s15516709cog1402_1)
 - `lstm`: gates decide what a second state, the cell, forgets and adds (Hochreiter and Schmidhuber 1997,
@@ -29,7 +29,7 @@ class Recurrent(nn.Module):
     """Map token ids (B, T) to logits (B, T, V) of the next token at each position, from a state of zeros.
 
     Training cuts the text into windows of the context, so gradients end there (truncated backpropagation through
-    time). The model itself has no limit: it reads texts of any length.
+    time). The model itself has no limit: it processes texts of any length.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:

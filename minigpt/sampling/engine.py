@@ -43,7 +43,7 @@ HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.g
 ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
 """Whether the processor lacks that path. On such a processor, few rows are faster one by one."""
 MANY = 8
-"""From so many rows on, transposed weights are faster on such a processor."""
+"""From this number of rows on, transposed weights are faster on such a processor."""
 
 
 class Linear:

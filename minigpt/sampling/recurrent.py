@@ -52,7 +52,7 @@ class RecurrentEngine:
 def rnn_step(x: Array, h: Array, state: Array) -> Array:
     """Update `state` (1, B, C) of an Elman network in place, and return the new hidden state.
 
-    `x` and `h` (B, gates C) are the products of the input and of the hidden state, with their biases.
+    `x` and `h` (B, gates * C) are the input and the hidden state after their linear layers, biases included.
     """
     new: Array = np.tanh(x + h, out=state[0])
     return new

@@ -226,7 +226,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
 
 
 def read_checkpoint(path: Path, beside: Checkpoint | None = None) -> Checkpoint:
-    """Return the checkpoint or frame in a folder, perhaps of the run of another checkpoint, `beside`.
+    """Return the checkpoint or frame in a folder. If `beside` is given, it must be of the same run.
 
     Raises:
         UserError: It is missing, damaged or not of this run.

@@ -81,9 +81,9 @@ def reload_dataset(
 
     Args:
         config: The data settings. The source may have changed.
-        fingerprint: The fingerprint of the run's dataset.
+        fingerprint: The fingerprint that the text must have.
         tokenizer: The run's tokenizer.
-        characters: `characters_read` of the run's dataset. Unless `is_named`, reading stops soon after so many.
+        characters: `characters_read` of the run's dataset. Unless `is_named`, reading stops soon after this number.
         is_named: Whether the user has just named the source, so that its text must be read.
 
     Raises:

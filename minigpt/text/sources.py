@@ -32,7 +32,7 @@ DOCUMENTS = (b"%PDF-", b"{\\rtf", b"PK\x03\x04")
 PAGE_MARK = b'<meta name="generator" content="minigpt '
 """Marks an HTML page written by minigpt."""
 BUILTINS = {
-    "python": "standard library source of this Python, without tests (about 11 MB)",
+    "python": "standard library source of this Python, without tests (10 to 12 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
     "stories": "little stories, the same everywhere (1 MB, or stories:LENGTH:SEED)",
 }

@@ -8,7 +8,7 @@ Each story has a girl and a boy. Most of what follows their introduction repeats
     "I like your big drum," says Anna.
     They sing in Mosava: "zenu ve, zenu ve."
 
-A small model learns this in a minute because the text is regular:
+A small model learns this in minutes because the text is regular:
 
 - The first letter of a name shows whether it is a girl's, a boy's or a place's. So it shows who "He" is.
 - Places and songs are invented in each story, so a model must copy them.

@@ -1,6 +1,6 @@
 """Measure this machine, and choose settings whose run takes a given time.
 
-The clock chooses the length once and never steers the run, so the run can be resumed and repeated.
+The clock chooses the duration once and never steers the run, so the run can be resumed and repeated.
 """
 
 import math
@@ -43,9 +43,9 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
     speed, most, why = measure_matmul(runtime), MOST_STEPS, list[str]()
-    work = max(0.0, seconds) * processes * speed / 3  # training reaches a third of the speed of matrix products
+    work = max(0.0, seconds) * processes * speed / 3  # training reaches a third of the speed of matrix multiplications
     if prepared.is_fitted:
-        why.append(f"matrix products run at {speed / 1e9:,.3g} GFLOP/s")
+        why.append(f"matrix multiplications run at {speed / 1e9:,.3g} GFLOP/s")
         prepared = choose_settings(prepared, work)
         most = most_steps(prepared.data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)

@@ -42,7 +42,7 @@ SHAPES = (
 )
 """The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose duration the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
+"""FLOP of a run whose duration the user leaves to minigpt: minutes on two server cores, about one on an H100."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
@@ -52,7 +52,7 @@ ENOUGH_VALIDATION = 50_000
 
 
 def choose_shape(size: int, work: float) -> Shape:
-    """Return the shape for a text of so many tokens and a run of so many FLOP."""
+    """Return the shape for a text of `size` tokens and a run of `work` FLOP."""
     return [shape for least, fewest, shape in SHAPES if work >= least and size >= fewest][-1]
 
 
@@ -62,7 +62,7 @@ def most_steps(size: int, tokens_per_step: int) -> int:
 
 
 def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest: float = math.inf) -> dict[str, Any]:
-    """Return the settings for a text of so many tokens and a run of about so many FLOP.
+    """Return the settings for a text of `size` tokens and a run of about `work` FLOP.
 
     They fit the settings of `others`, which have priority. The training text allows a context of `longest` tokens.
     """
@@ -91,7 +91,7 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest:
 
 
 def val_fraction(size: int) -> float:
-    """Return the validation fraction of a text of so many tokens."""
+    """Return the validation fraction of a text of `size` tokens."""
     return min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}"))
 
 

@@ -9,13 +9,13 @@ LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 """Bounds of `train.eval_every: auto`: the number of evaluations and, with lower priority, their share of the time."""
 
 FRAME_BYTES, FRAME_SHARE, FRAME_FLOPS = 64e6, 0.01, 1e11
-"""Limits of the frames of a run: bytes, and a share of the time that the run would take at so many FLOP/s."""
+"""Limits of the frames of a run: bytes, and a share of the time that the run would take at this number of FLOP/s."""
 FRAME_SECONDS, FRAME_SPEED = 0.01, 200e6
 """The time to write a frame: seconds, and bytes per second."""
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int:
-    """Return the duration of a run on so many training tokens, in steps."""
+    """Return the duration of a run on `train_tokens` tokens, in steps."""
     train = config.train
     if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
         return math.ceil(train.epochs * train_tokens / config.tokens_per_step)
@@ -40,7 +40,7 @@ def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
 def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token: int) -> set[int]:
     """Return the steps at which a run keeps a frame: its weights, to look at later.
 
-    With the end of the run, they are `train.frames` moments, evenly spaced in the square root of the step, because most
+    With the end of the run, they are `train.frames` steps, evenly spaced in the square root of the step, because most
     is learned early. Large models have fewer, within FRAME_BYTES. So have short runs, within FRAME_SHARE of their time
     at FRAME_FLOPS. No stopwatch decides, so a resumed run keeps the same frames.
     """

@@ -45,7 +45,7 @@ def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: i
 def measure_step(
     config: RunConfig, vocab_size: int, runtime: Runtime, seconds: float, sequences: int
 ) -> tuple[float, float] | None:
-    """Measure steps of so many sequences for about `seconds`, without compilation.
+    """Measure steps of `sequences` sequences for about `seconds`, without compilation.
 
     Return the seconds of the passes of one sequence, and those of an update. None if the model does not fit.
     """

@@ -79,7 +79,8 @@ def build_page(
         raise ViewError(f"the page cannot show a model whose tokenizer is {tokenizer.kind}")
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
-            raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
+            problem = f"cannot compare with {other.run_name}: its vocabulary is different"
+            raise ViewError(f"{problem}; choose a run that was trained on the same text")
     text, ids = _whole_characters(tokenizer, excerpt.ids)
     first = _Shown(checkpoint, ids)
     selected, head = _choose_start(first, start or Start())

@@ -72,7 +72,7 @@ def test_claim_layer_norm() -> str:
 @trained(
     "epochs",
     "optimization-and-batches#what-prevents-overfitting-in-many-epochs",
-    "On a fifth of Tiny Shakespeare, read dozens of times, the validation loss falls to {baseline/best} and then "
+    "In dozens of epochs on a fifth of Tiny Shakespeare, the validation loss falls to {baseline/best} and then "
     "rises to {baseline}. With dropout of 0.1, in the same time, the last loss is {dropout 0.1}.",
     lambda lowest, final, with_dropout: final > lowest + 0.5 and with_dropout < lowest,
 )

@@ -20,11 +20,11 @@ ENCODER = replace(TORCH, sdpa=lambda q, k, v, dropout: scaled_dot_product_attent
 
 @claim(
     "In a GPT with two or more layers, the causal mask also tells the order",
-    said="Positions are the only source of order.",
+    said="Positional encodings are the only source of order.",
     mistake="Each position sees a different past. The second layer can tell them apart.",
 )
 def test_claim_order() -> str:
-    """Shuffle the past of models without positions, for 1 to 3 layers, with and without the mask.
+    """Shuffle the earlier tokens in models without positional encodings: 1 to 3 layers, with and without the mask.
 
     The mask reveals the order in models with two or more layers. The next statement says what a small GPT makes of it.
     """
@@ -45,20 +45,20 @@ def test_claim_order() -> str:
     )
 
 
-@claim("A small GPT without positions learns, but its loss is much higher")
+@claim("A small GPT without positional encodings learns, but its loss is much higher")
 @trained(
     "positions-4",
     "positions#does-a-model-need-positional-encodings",
-    "After a minute of training, a model of 4 layers without positions has a loss {none - learned} above learned "
-    "positions, and {none - baseline} above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found only small differences. "
-    "Their models have 125 million parameters or more, read words or subwords, and train far longer. This one has 0.8 "
-    "million and reads characters.",
+    "After a minute of training, a model of 4 layers without positional encodings has a loss {none - learned} nats "
+    "above learned encodings, and {none - baseline} nats above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found only "
+    "small differences. Their models have 125 million parameters or more, predict words or subwords, and train far "
+    "longer. This one has 0.8 million and predicts characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
 )
 @trained(
     "positions-1",
     "positions#does-a-model-need-positional-encodings",
-    "A model of one layer without positions has a loss {none - learned} above learned positions.",
+    "A model of one layer without positional encodings has a loss {none - learned} nats above learned encodings.",
     lambda difference: difference > 0.3,
 )
 def test_claim_no_positions() -> None: ...

@@ -168,8 +168,9 @@ def multiplications(run: Callable[[], object]) -> int:
 def test_claim_cost() -> str:
     """Count multiplications. Attention needs 2 d per pair of tokens; a recurrent network needs d² per token.
 
-    The 2 d are d for the score and d for the weighted sum. A transformer block also has 12 d² weights, each used once
-    per token. Attention therefore costs more than the rest of its block only for texts longer than 6 d tokens.
+    Of these 2 d multiplications, d compute the score and d the weighted sum. A transformer block also has 12 d²
+    weights, each used once per token. Attention therefore costs more than the rest of its block only for texts longer
+    than 6 d tokens.
     """
 
     def attend(T: int, d: int) -> int:

@@ -40,7 +40,9 @@ def test_minutes_measure_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     measured = iter([(0.5, 1.0)])
     monkeypatch.setattr(timing, "measure_step", lambda *_: next(measured))
     done = cli("train", "verse.txt", "--device", "cpu", "--minutes", "50", "--dry-run")
-    assert re.search(r"^because a step takes 17 s here, and matrix products run at", done.err, re.MULTILINE), done.err
+    assert re.search(r"^because a step takes 17 s here, and matrix multiplications run at", done.err, re.MULTILINE), (
+        done.err
+    )
     assert "GFLOP per step, 17 s per step" in done.out
 
 

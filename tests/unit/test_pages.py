@@ -141,7 +141,7 @@ def test_a_lesson_prints_what_its_page_shows(page: Path, workplace: Path, cli: C
     """
 
     def shape(line: str) -> str:
-        return " ".join(re.sub(r"\d[\d,.]*(e[-+]\d+)?( s| min)?", "#", line).split())
+        return " ".join(re.sub(r"\d[\d,.]*(e[-+]\d+)?( s| min| threads?( on \d+ cores)?)?", "#", line).split())
 
     small = [*SMALL_LESSON, "train.steps=6"]
     output, is_compared, compared, run_name = iter(""), False, 0, "anna"

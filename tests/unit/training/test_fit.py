@@ -173,7 +173,7 @@ def test_the_dial_is_a_pure_function_of_text_time_and_speeds(prepared: Any) -> N
     first, second = (fit_time(prepared(), 60.0) for _ in range(2))
     assert first.config == second.config
     assert fit_time(prepared(), 120.0).config.train.steps > 1.5 * first.config.train.steps
-    assert first.notices[-1] == "because a step takes 0.1 s here, and matrix products run at 100 GFLOP/s"
+    assert first.notices[-1] == "because a step takes 0.1 s here, and matrix multiplications run at 100 GFLOP/s"
 
 
 @pytest.mark.parametrize(
