@@ -1,0 +1,50 @@
+/** Connects the page to a session: in a worker if the browser starts one, else in slices of time on the page itself. */
+
+import source from "worker:source";
+
+import { Session } from "./session.js";
+import type { Reply, Request } from "./session.js";
+import type { Model } from "./weights.js";
+
+export function connect(models: Model[], onReply: (reply: Reply) => void): { send: (request: Request) => void } {
+  const needed = models.map(({ config, weights }) => ({ config, weights }));
+  let pass: ((request: Request) => void) | undefined;
+  /** The request without a reply: a worker that dies leaves it to its successor. */
+  let current = undefined as Request | undefined;
+
+  const receive = (reply: Reply) => {
+    if (reply.id === current?.id) current = undefined;
+    onReply(reply);
+  };
+  const start = (to: (request: Request) => void) => {
+    pass = to;
+    if (current) pass(current);
+  };
+  const startHere = () => {
+    const session = new Session(needed, receive);
+    start((request) => session.send(request));
+  };
+  const send = (request: Request) => {
+    current = request;
+    pass?.(request);
+  };
+
+  try {
+    const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    worker.onmessage = ({ data }) => {
+      if (data !== "ready") return receive(data);
+      worker.postMessage(needed);
+      start((request) => worker.postMessage(request));
+    };
+    // A policy that blocks the worker is an event, not an exception. Later, the worker has run out of memory.
+    worker.onerror = (event) => {
+      event.preventDefault();
+      worker.onmessage = worker.onerror = null;
+      worker.terminate();
+      startHere();
+    };
+  } catch { // some browsers refuse workers to pages from a file
+    startHere();
+  }
+  return { send };
+}
