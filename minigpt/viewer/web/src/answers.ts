@@ -1,6 +1,6 @@
 /** Requests and answers, without a DOM. What the page needs follows from its state: a list of questions. */
 
-import type { LookAnswer, Reply, Request } from "./session.js";
+import type { EffectAnswer, LookAnswer, Reply, Request } from "./session.js";
 
 /** A letter, as a model sees it. */
 export type Position = {
@@ -25,8 +25,8 @@ export type Question = {
 };
 /** What a model computed for the selected letter. */
 export type Look = Position & Omit<LookAnswer, "kind"> & {
-  /** logits without a head, by layer * n_head + head */
-  effects: Map<number, Float32Array>;
+  /** what changes without a head, by layer * n_head + head */
+  effects: Map<number, EffectAnswer>;
   /** logits with all heads on */
   whole?: Float32Array;
   /** the most likely continuation */
@@ -69,8 +69,8 @@ export class Answers {
     return (position && this.known.get(position.key)) ?? null;
   }
 
-  /** Send the most important question. It waits for the one on its way if that is wanted, too, but looks wait only
-   * for looks. A question that was given up is still wanted, and has its turn later. */
+  /** Send the most important question. It waits for the one on its way if that is wanted, too, but looks wait only for
+   * looks. A question that was given up is still wanted, and has its turn later. */
   next() {
     const missing = this.wanted.filter((question) => !this.has(question)), [first] = missing, { sent } = this;
     if (sent && missing.some(({ key }) => key === sent.question.key)) {
@@ -98,7 +98,9 @@ export class Answers {
     known.set(key, reply.kind !== "look" ? null : {
       ...position, ...reply, effects: new Map(), get whole() { return whole(); },
     });
-    if (look && reply.kind === "effect") look.effects.set(index, reply.logits);
+    if (look && reply.kind === "effect") {
+      look.effects.set(index, { logits: reply.logits, attention: reply.attention });
+    }
     if (look && reply.kind === "write") look.written = reply.ids;
   }
 }

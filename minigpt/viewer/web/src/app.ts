@@ -2,16 +2,16 @@
 
 import { Answers } from "./answers.js";
 import { choose, softmax, weigh } from "./filters.js";
+import { curveOf, eventOf } from "./film.js";
 import { History } from "./history.js";
 import { windowStart } from "./letters.js";
 import { isRecurrent } from "./weights.js";
 import { Writer } from "./writer.js";
-import type { Letter, Vocabulary } from "./letters.js";
-import type { Model, Payload } from "./types.js";
 import type { Look, Position, Question } from "./answers.js";
 import type { Filters } from "./filters.js";
+import type { Letter, Vocabulary } from "./letters.js";
 import type { Reply, Request } from "./session.js";
-import type { Version } from "./history.js";
+import type { Payload } from "./types.js";
 
 export type Head = { layer: number, head: number };
 export type Shade = "head" | "surprise" | "learned" | "nothing";
@@ -23,16 +23,12 @@ export type State = {
   /** the index of a letter */
   selected: number;
   model: number;
-  /** a moment of the film to compare `model` with */
+  /** a model to compare `model` with */
   pinned: number | null;
-  /** a run to compare `model` with */
-  compared: number | null;
   /** the chosen one */
   head: Head | null;
   /** the one under the mouse */
   preview: Head | null;
-  /** the index of a letter to mark, or -1 */
-  pointed: number;
   shade: Shade;
   /** heads that are switched off, by model */
   muted: Set<number>[];
@@ -41,7 +37,7 @@ export type State = {
   message: string;
 };
 
-export const MAX_LETTERS = 20_000;
+export const MAX_LETTERS = 4000;
 /** Milliseconds between two letters, so that eyes can follow. */
 const PAUSE = 30;
 /** Milliseconds that a message stays. */
@@ -66,9 +62,7 @@ export class App {
   /** The moments of the run that the page is about, as models, by their steps; empty if only one. */
   film: number[];
   /** The chosen head, which a model may not have. */
-  head: Head | null;
-  /** The letter that is selected first. */
-  start: number;
+  head: Head | null = null;
   state: State;
 
   /** @param send sends a request to the engine */
@@ -77,26 +71,25 @@ export class App {
     this.answers = new Answers(send, (question, reply) => this.learn(question, reply));
     this.before = payload.models.map(() => null);
     this.film = payload.film;
-    const { letters, ids } = vocabulary.encode(payload.text);
-    this.head = payload.head && { layer: payload.head[0], head: payload.head[1] };
+    this.state = this.beginning();
+  }
+
+  /** The state that the page starts with. */
+  beginning(): State {
+    const { text, selected: token, head, models, sample } = this.payload;
+    const { letters, ids } = this.vocabulary.encode(text);
+    this.head = head && { layer: head[0], head: head[1] };
     const isShown = this.has(0, this.head);
-    this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
-    this.state = {
-      text: payload.text, letters, ids, selected: this.start, pointed: -1,
-      model: 0, pinned: null, compared: null, muted: payload.models.map(() => new Set()),
-      head: isShown ? this.head : null, preview: null, shade: isShown ? "head" : "surprise",
-      sampling: { ...payload.sample }, message: "",
+    return {
+      text, letters, ids, selected: Math.max(0, letters.findIndex(({ last }) => last >= token)),
+      model: 0, pinned: null, muted: models.map(() => new Set<number>()), head: isShown ? this.head : null,
+      preview: null, shade: isShown ? "head" : "surprise", sampling: { ...sample }, message: "",
     };
   }
 
-  /** @returns the model that the text and the heads show */
-  get model(): Model {
+  /** The model that the text and the heads show. */
+  get model() {
     return this.payload.models[this.state.model];
-  }
-
-  /** The model to compare the shown one with. */
-  get other(): number | null {
-    return this.state.pinned ?? this.state.compared;
   }
 
   /** What the shown model computed: about the selected letter, or about the last one until the answer comes. */
@@ -137,8 +130,14 @@ export class App {
   }
 
   /** @returns layer * n_head + head */
-  index({ layer, head }: Head, model: number = this.state.model): number {
+  index({ layer, head }: Head, model = this.state.model): number {
     return layer * this.payload.models[model].config.n_head + head;
+  }
+
+  /** The name of a head, by layer * n_head + head. */
+  nameOf(index: number) {
+    const { n_head } = this.model.config;
+    return `${Math.floor(index / n_head)}·${index % n_head}`;
   }
 
   /** Whether a model has a head. */
@@ -199,31 +198,25 @@ export class App {
     const { letters, ids } = this.vocabulary.encode(text);
     const after = letters.findIndex((letter) => letter.end >= caret);
     this.writer.endLetter();
-    this.state.pointed = -1;
     this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after });
     this.ask();
   }
 
   undo() {
-    this.travel(this.history.undo(this.version()), "Nothing to undo.");
-  }
-
-  redo() {
-    this.travel(this.history.redo(this.version()), "Nothing to redo.");
-  }
-
-  /** @param version to show @param nothing if there is none */
-  travel(version: Version | undefined, nothing: string) {
     this.stop();
-    if (!version) return this.say(nothing);
+    const version = this.history.past.pop();
+    this.history.endGroup();
+    if (!version) return this.say("Nothing to undo.");
     this.showText(version.text, 0);
     this.select(version.selected);
   }
 
-  /** Go back to the text and the letter that the page started with. */
+  /** Show all as the page did at its start. Undo brings the text back. */
   restart() {
-    this.edit(this.payload.text, 0);
-    this.select(this.start);
+    if (this.state.text !== this.payload.text) this.history.record(this.version(), "", 0);
+    this.writer.stop();
+    this.set(this.beginning());
+    this.ask();
   }
 
   /** Select a letter. */
@@ -271,12 +264,12 @@ export class App {
   /** Write a token, if the model is to write and has computed the selected letter. */
   writeToken() {
     const look = this.fresh();
-    if (look && this.writer.mode !== "idle") this.continueWith(choose(this.weights(look), Math.random()));
+    if (look && this.writer.mode !== "idle") this.continueWith(choose(this.weights(look.logits), Math.random()));
   }
 
   /** The unnormalized probability of each token, after temperature and filters. */
-  weights(look: Look) {
-    return weigh(look.logits, this.state.sampling);
+  weights(logits: Float32Array) {
+    return weigh(logits, this.state.sampling);
   }
 
   /** The probabilities of the next token at the chosen temperature, before the filters. */
@@ -315,23 +308,15 @@ export class App {
     this.show(model);
   }
 
-  /** Compare all moments with this one, or end that. */
+  /** Compare what the page shows from now on with this model, or end that. */
   pin() {
     this.set({ pinned: this.state.pinned === null ? this.state.model : null });
     this.ask();
   }
 
-  /** Show a model, and compare it with a run, which replaces the pinned moment. */
-  compare(model: number, compared: number | null) {
-    const { model: before, pinned } = this.state, isSame = compared === this.state.compared;
-    if (compared === model) compared = before === model ? null : before;
-    this.set({ compared, pinned: isSame ? pinned : null });
-    this.show(model);
-  }
-
   show(model: number) {
     this.history.endGroup();
-    this.set({ model, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
+    this.set({ model, head: this.has(model, this.head) ? this.head : null, preview: null });
     this.ask();
   }
 
@@ -347,18 +332,20 @@ export class App {
 
   /** What the page needs, the most important first. While the model writes, the rest waits. */
   wanted(): Question[] {
-    const { model, selected, letters } = this.state, { positions, once } = this, shown = positions[model];
-    const looks = [shown, positions[this.other ?? model]], sheets = once.filter(({ kind }) => kind !== "logits");
-    if (this.writer.isWriting) return [...looks.map(lookAt), ...sheets];
-    const write = { kind: "write", key: `${shown.key} write`, position: shown } as Question;
-    const [end, ...film] = [...this.film].reverse().map((index) => positions[index]);
+    const { model, pinned, selected, letters } = this.state, { positions, once, film, event } = this;
+    const shown = positions[model], looks = [shown, positions[pinned ?? model]];
+    const sheets = once.filter(({ kind }) => kind !== "logits");
+    if (this.writer.isWriting) return [...looks.map((position) => ask("look", position)), ...sheets];
+    if (film.length) looks.push(positions[film[film.length - 1]], this.end);
+    looks.push(this.position(model, []));
     return [
-      ...[...looks, ...(end ? [end] : []), this.position(model, [])].map(lookAt),
+      ...looks.map((position) => ask("look", position)),
       ...sheets,
-      ...(selected === letters.length - 1 ? [write] : []),
+      ...(selected === letters.length - 1 ? [ask("write", shown)] : []),
       ...this.effects(shown),
-      ...(end ? [lookAt(this.end), ...this.effects(this.end)] : []),
-      ...film.map(lookAt),
+      ...(film.length ? this.effects(this.end) : []),
+      ...[...film].reverse().map((index) => ask("moment", positions[index])),
+      ...(event > 0 ? [event - 1, event].map((moment) => ask("write", positions[film[moment]])) : []),
       ...once,
     ];
   }
@@ -370,8 +357,13 @@ export class App {
 
   /** Whether everything that the film shows is known. */
   get isFilmComplete() {
-    return this.film.every((index) => this.isCurrent(index)) &&
+    return this.film.length > 0 && this.film.every((index) => this.isCurrent(index)) &&
       this.effects(this.end).every((question) => this.answers.has(question));
+  }
+
+  /** The moment at which the chance of the letter changes most, or -1. */
+  get event() {
+    return this.isFilmComplete ? eventOf(curveOf(this)) : -1;
   }
 
   /** What each head changes. The last layer comes first: muting a head changes nothing below it. */
@@ -421,6 +413,7 @@ export class App {
       if (position.model === this.state.model) this.stop();
     }
     use?.(reply);
+    if (kind !== "write" && this.isFilmComplete) this.ask(); // what happens in the film is known
     this.set({});
     if (kind !== "look" || !isShown) return;
     if (this.writer.isWriting) setTimeout(() => this.writer.isWriting && this.writeToken(), PAUSE);
@@ -428,6 +421,6 @@ export class App {
   }
 }
 
-function lookAt(position: Position): Question {
-  return { kind: "look", key: position.key, position };
+function ask(kind: "look" | "moment" | "write", position: Position): Question {
+  return { kind, key: kind === "write" ? `${position.key} write` : position.key, position };
 }

@@ -6,11 +6,10 @@ import { Session } from "./session.js";
 import type { Reply, Request } from "./session.js";
 import type { Model } from "./weights.js";
 
-export function connect(models: Model[], onReply: (reply: Reply) => void): { send: (request: Request) => void } {
-  const needed = models.map(({ config, weights }) => ({ config, weights }));
+export function connect(models: Model[], onReply: (reply: Reply) => void) {
   let pass: ((request: Request) => void) | undefined;
   /** The request without a reply: a worker that dies leaves it to its successor. */
-  let current = undefined as Request | undefined;
+  let current: Request | undefined;
 
   const receive = (reply: Reply) => {
     if (reply.id === current?.id) current = undefined;
@@ -21,19 +20,17 @@ export function connect(models: Model[], onReply: (reply: Reply) => void): { sen
     if (current) pass(current);
   };
   const startHere = () => {
-    const session = new Session(needed, receive);
+    const session = new Session(models, receive);
     start((request) => session.send(request));
-  };
-  const send = (request: Request) => {
-    current = request;
-    pass?.(request);
   };
 
   try {
-    const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+    const worker = new Worker(address);
     worker.onmessage = ({ data }) => {
       if (data !== "ready") return receive(data);
-      worker.postMessage(needed);
+      URL.revokeObjectURL(address);
+      worker.postMessage(models);
       start((request) => worker.postMessage(request));
     };
     // A policy that blocks the worker is an event, not an exception. Later, the worker has run out of memory.
@@ -46,5 +43,10 @@ export function connect(models: Model[], onReply: (reply: Reply) => void): { sen
   } catch { // some browsers refuse workers to pages from a file
     startHere();
   }
-  return { send };
+  return {
+    send(request: Request) {
+      current = request;
+      pass?.(request);
+    },
+  };
 }

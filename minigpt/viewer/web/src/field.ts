@@ -26,7 +26,6 @@ export function textField(app: App, letterAt: (event: MouseEvent) => number) {
     if (!event.inputType.startsWith("history")) return;
     event.preventDefault();
     if (event.inputType === "historyUndo") app.undo();
-    else app.redo();
   });
 
   /** Select the letter before the caret. */

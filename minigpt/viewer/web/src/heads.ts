@@ -2,9 +2,8 @@
 
 import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { color, h, named, paint, percent, setText, table, term } from "./dom.js";
-import { effectOf } from "./prediction.js";
-import { attentionRow, attentionShares, letterOf, wordOf } from "./shading.js";
+import { color, h, named, paint, percent, setText, term, view, watch } from "./dom.js";
+import { attentionRow, attentionShares, effectOf, letterOf, quoted, turns, wordOf } from "./views.js";
 import type { Look } from "./answers.js";
 import type { App, Head, State } from "./app.js";
 
@@ -16,26 +15,19 @@ const COLUMNS = 4;
 const LARGE = 0.05;
 /** A change of a probability that counts as none. */
 const SMALL = 0.01;
-/** The number of averages to write as sentences. */
-const SENTENCES = 3;
 /** A head without which the first choice changes at more letters than this share breaks many letters. */
 const MANY = 0.1;
-const INTRODUCTION = "Bars: where each head looks. Switch a head off to see what it does.";
-const EXPLANATION =
-  "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
-  "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
+/** The most sentences about what one head does to another. */
+const TURNS = 2;
 
-/** @param open opens a sheet about the chosen head @param only the heads to show; null: all */
-export function headsPanel(app: App, open: { compute: () => void, matrix: () => void }, only: Head[] | null) {
-  const title = h("h2");
+/** @param open opens a sheet about the chosen head */
+export function headsPanel(app: App, open: { compute: () => void, matrix: () => void }) {
+  const title = h("h2"), intro = h("p.note"), grid = h("div.layers"), changed = watch();
   const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
-  const intro = h("p.note");
-  const grid = h("div.layers");
   const chosen = h("div.about", { role: "region", "aria-label": "The chosen head" });
   const element = h("section.card.heads", { "aria-label": "Heads" }, h("div.row", title, intro, all), grid, chosen);
   let tiles: ReturnType<typeof tile>[] = [];
-  let built = -1;
-  let described = "";
+  let built = -1, measured = -1, width = 0;
 
   function build(model: number) {
     const { config, heads } = app.payload.models[model];
@@ -48,11 +40,10 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
       return grid.append(h("p.note", why));
     }
     heads.forEach((descriptions, layer) => {
-      const shown = descriptions.map((_, head) => ({ layer, head })).filter((head) => !only || only.some(isSame(head)));
-      if (!shown.length) return;
-      const row = shown.map((head) => tile(app, head));
+      const row = descriptions.map((_, head) => tile(app, { layer, head }));
       tiles.push(...row);
       const list = h("div.tiles", ...row.map(({ element }) => element));
+      rove(row.flatMap(({ button, power }) => [button, power]));
       const lines = Math.ceil(row.length / COLUMNS);
       list.style.setProperty("--columns", String(Math.ceil(row.length / lines)));
       grid.append(h("div.layer", h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")), list));
@@ -63,45 +54,68 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
   function draw(state: State) {
     const run = app.moment >= 0 ? app.film[0] : state.model; // all moments share the tiles
     if (built !== run) build(run);
-    built = run;
+    if (built !== run || measured !== view.version || !width) width = tiles[0]?.canvas.clientWidth ?? 0;
+    [built, measured] = [run, view.version];
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
-    const changes = tiles.map(({ draw }) => draw(state));
-    if (changes.every((change) => change !== null)) {
-      tiles.forEach(({ element }, i) => element.style.setProperty("--order", (1000 * (changes[i] ?? 0)).toFixed(0)));
-    }
-    const rival = app.other === null ? null : app.payload.models[app.other];
-    setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
+    for (const { draw } of tiles) draw(state, width);
+    order();
+    const rival = state.pinned === null ? null : app.payload.models[state.pinned];
+    const bars = `Bars${rival?.heads.length ? ` down: ${named(rival)}; up` : ""}: where each one looks. `;
+    if (changed(bars)) intro.replaceChildren(bars, term("without", "Without it"), ": what the model would expect.");
     drawChosen(state);
   }
 
-  function drawChosen(state: State) {
-    const head = app.model.heads.length ? state.head : null;
-    chosen.hidden = !head || Boolean(only);
-    const key = head ? `${state.model} ${head.layer} ${head.head}` : "";
-    if (!head || key === described) return;
-    described = key;
-    const { phrase, evidence, breaks } = app.model.heads[head.layer][head.head];
+  /** On a narrow screen, the heads that this letter needs come first: those of the end of the film, all the time. */
+  function order() {
+    const look = app.film.length ? app.answers.look(app.end) : app.look;
+    if (!look || tiles.some(({ index }) => !look.effects.has(index) && !look.muted.includes(index))) return;
+    for (const { element, index } of tiles) {
+      const effect = look.effects.get(index);
+      const change = effect && effectOf(look, effect.logits, (x) => app.probabilities(x));
+      element.style.setProperty("--order", (change ? 1000 * (change.after - change.before) : 0).toFixed(0));
+    }
+  }
+
+  const compute = h("button", { onclick: open.compute }, "Compute this letter");
+  const matrix = h("button", { onclick: open.matrix }, "At all letters");
+  const name = h("b"), usually = h("span"), sentences = h("div");
+  chosen.append(h("div", h("h3", name, usually), h("p.controls", compute, matrix)), sentences);
+  const isNew = watch();
+
+  function drawChosen({ model, letters, head }: State) {
+    const { look } = app;
+    chosen.hidden = !head || !app.has(model, head);
+    if (!head || chosen.hidden || !isNew(model, head, look, look?.effects.size)) return;
+    const { phrase, share, uniform, breaks } = app.model.heads[head.layer][head.head], index = app.index(head);
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
-    const rows = evidence.map(({ label, value, uniform }) => [label, figure(value, label), figure(uniform, label)]);
-    const sentences = rows.slice(0, SENTENCES).map(([label, value, uniform]) => {
-      return h("p", h("b", value), ` of its ${label.replace("attention", "attention goes")} (uniform: ${uniform}).`);
-    });
-    const buttons = [
-      h("button", { onclick: open.compute }, "Compute this letter"),
-      h("button", { onclick: open.matrix }, "At all letters"),
-    ];
-    const scores = table("scores", ["on average", "this head", "uniform"], rows);
-    const details = h("details", h("summary", "All averages"), scores, h("p.note", EXPLANATION));
-    chosen.replaceChildren(
-      h("div", h("h3", h("b", `${head.layer}·${head.head} `), `usually: ${phrase}`), h("p.controls", ...buttons)),
-      h("div", ...sentences, h("p", cost(breaks)), details),
+    setText(name, `${head.layer}·${head.head} `);
+    setText(usually, phrase && `usually: ${phrase}`);
+    const at = (position: number) => quoted(letters, letterOf(letters, position + (look?.from ?? 0)));
+    const moved = (look ? turns(look) : []).filter((turn) => turn.off === index || turn.head === index).slice(0, TURNS);
+    sentences.replaceChildren(
+      ...moved.map(({ off, head: other, from, to, before, after }) => {
+        const [it, who] = off === index ? ["it", `head ${app.nameOf(other)}`] : [`head ${app.nameOf(off)}`, "it"];
+        const where = `${at(to)} (${percent(after)}), and no longer at ${at(from)} (${percent(before)})`;
+        return h("p.turn", `Without ${it}, ${who} looks at ${where}.`);
+      }),
+      h("p", share !== null && uniform !== null &&
+        `Where there is one, ${percent(share)} of its attention goes to it (${percent(uniform)} by chance).`),
+      h("p", cost(breaks)),
     );
   }
   return { element, draw };
 }
 
-function isSame({ layer, head }: Head): (other: Head | null) => boolean {
-  return (other) => other?.layer === layer && other.head === head;
+/** One stop of the Tab key for a row of buttons; arrow keys go along it. */
+function rove(buttons: HTMLButtonElement[]) {
+  buttons.forEach((button, i) => {
+    button.tabIndex = i ? -1 : 0;
+    button.addEventListener("focus", () => buttons.forEach((other) => (other.tabIndex = other === button ? 0 : -1)));
+    button.addEventListener("keydown", ({ key }) => {
+      const by = key === "ArrowRight" ? 1 : key === "ArrowLeft" ? -1 : 0;
+      if (by) buttons[i + by]?.focus();
+    });
+  });
 }
 
 /** @param breaks the share of letters at which another letter wins without a head */
@@ -109,21 +123,13 @@ function cost(breaks: number) {
   return `Without this head, another letter is the likeliest at ${percent(breaks)} of the second half of the text.`;
 }
 
-function figure(value: number, label: string) {
-  return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
-}
-
 function tile(app: App, head: Head) {
-  const index = app.index(head);
-  const name = `${head.layer}·${head.head}`;
-  const hue = `--head-${head.head % 8}`;
-  const letter = h("span"), word = h("span.word"), share = h("span");
-  const tag = h("span.tag");
+  const index = app.index(head), name = `${head.layer}·${head.head}`, hue = `--head-${head.head % 8}`;
+  const letter = h("span"), word = h("span.word"), share = h("span"), changed = watch();
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const without = h("span.without");
-  const title = h("span.looks", h("b", name), letter, word, share);
-  const usually = h("span.usually");
-  const button = h("button.choose", { onclick: () => app.choose(head) }, title, tag, canvas, usually, without);
+  const usually = h("span.usually"), without = h("span.without");
+  const looks = h("span.looks", h("b", name), letter, word, share);
+  const button = h("button.choose", { onclick: () => app.choose(head) }, looks, canvas, usually, without);
   const power = h("button.switch", {
     role: "switch",
     "aria-label": `Head ${name}`,
@@ -133,73 +139,53 @@ function tile(app: App, head: Head) {
   const element = h("div.tile", button, power);
   element.style.setProperty("--hue", `var(${hue})`);
   element.addEventListener("pointerenter", ({ pointerType }) => pointerType === "mouse" && app.set({ preview: head }));
-  element.addEventListener("pointerleave", () => app.set({ preview: null, pointed: -1 }));
-  canvas.addEventListener("pointermove", ({ pointerType, offsetX }) => {
-    const { look } = app;
-    if (!look || pointerType !== "mouse") return;
-    const token = look.from + Math.floor((offsetX / canvas.clientWidth) * columns(look));
-    app.set({ pointed: letterOf(app.state.letters, token) });
-  });
-  canvas.addEventListener("pointerleave", () => app.set({ pointed: -1 }));
+  element.addEventListener("pointerleave", () => app.set({ preview: null }));
 
-  /** Returns how much the probability of the expected letter changes without the head, if it is on and this is known. */
-  function draw(state: State) {
-    const { look } = app, { phrase, breaks } = app.model.heads[head.layer][head.head];
-    setText(usually, `usually: ${phrase}`);
-    setText(tag, breaks > MANY ? "breaks many" : "breaks this");
-    tag.title = cost(breaks);
-    const isMuted = app.muted.has(index);
-    const isChosen = isSame(head)(state.head);
+  function draw(state: State, width: number) {
+    const { look } = app, effect = look?.effects.get(index), rival = app.fresh(state.pinned), { head: chosen } = state;
+    const isMuted = app.muted.has(index), isChosen = chosen?.layer === head.layer && chosen.head === head.head;
+    const { isWriting } = app.writer, count = app.muted.size, isCurrent = app.isCurrent();
+    const shown = [app.model, look, effect, rival, isCurrent, isMuted, isChosen, isWriting, count, width, state.sampling];
+    if (!changed(...shown)) return;
+    const { phrase, breaks } = app.model.heads[head.layer][head.head];
+    const many = breaks > MANY ? "breaks many letters" : "";
+    setText(usually, [phrase && `usually: ${phrase}`, many].filter(Boolean).join(" · "));
+    usually.title = many && cost(breaks);
     element.classList.toggle("chosen", isChosen);
     element.classList.toggle("muted", isMuted);
+    element.classList.toggle("stale", !isCurrent);
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
-    element.classList.toggle("stale", !app.isCurrent());
-    if (look) drawBars(look, state);
-    const logits = look?.effects.get(index);
-    const effect = look && logits && !isMuted ? effectOf(look, logits, (x) => app.probabilities(x)) : null;
-    tag.hidden = true;
-    if (effect) drawEffect(effect);
-    else setText(without, isMuted ? "switched off" : app.writer.isWriting ? "" : "without it: …");
-    return effect && effect.after - effect.before;
+    if (look) drawBars(look, rival, state, width);
+    if (look && effect && !isMuted) drawEffect(effectOf(look, effect.logits, (x) => app.probabilities(x)), count);
+    else setText(without, isMuted ? "switched off" : isWriting ? "" : "without it: …");
   }
 
-  function drawBars(look: Look, state: State) {
-    const shares = attentionShares(state.letters, look, index);
-    const strongest = argmax(shares);
-    setText(letter, `“${glyph(state.letters[strongest].text)}”`);
-    setText(word, wordOf(state.letters, strongest).replace(/^./u, "of $&"));
+  function drawBars(look: Look, rival: Look | null, { letters }: State, width: number) {
+    const shares = attentionShares(letters, look, index), strongest = argmax(shares);
+    setText(letter, `“${glyph(letters[strongest].text)}”`);
+    setText(word, wordOf(letters, strongest).replace(/^./u, "of $&"));
     setText(share, percent(shares[strongest]));
     const rows = [attentionRow(look, index)];
-    const other = app.fresh(app.other);
-    if (other && app.has(other.model, head)) rows.push(attentionRow(other, app.index(head, other.model)));
-    strip(canvas, rows, columns(look), color(canvas, hue));
+    if (rival && app.has(rival.model, head)) rows.push(attentionRow(rival, app.index(head, rival.model)));
+    strip(canvas, rows, Math.max(look.ids.length, 24), width || 200, color(hue));
   }
 
-  /** Say what the model would expect without this head. */
-  function drawEffect({ expected, before, after, winner, share, breaks }: ReturnType<typeof effectOf>) {
-    const change = Math.abs(after - before), isLarge = change >= LARGE;
-    tag.hidden = !(breaks && isLarge);
-    if (change < SMALL && !breaks) return setText(without, "without it: no change");
-    const kind = !isLarge ? "span" : breaks ? "b.breaks" : "b";
-    const now = breaks && h("span", `, now ${app.vocabulary.show(winner)} ${percent(share)}`);
-    const numbers = [`${app.vocabulary.show(expected)} ${percent(before)} → `, h(kind, percent(after))];
-    without.replaceChildren("without it: ", ...numbers, ...(now ? [now] : []));
+  /** Say what the model would expect without this head. @param off the number of heads that are off */
+  function drawEffect({ expected, before, after, winner, share, breaks }: ReturnType<typeof effectOf>, off: number) {
+    const isLarge = Math.abs(after - before) >= LARGE;
+    if (Math.abs(after - before) < SMALL && !breaks) return setText(without, "without it: no change");
+    const change = [`${app.vocabulary.show(expected)}${off ? " (with all heads)" : ""} ${percent(before)} → `];
+    const now = breaks && ` now ${app.vocabulary.show(winner)} ${percent(share)}`;
+    const kind = !isLarge ? "span" : breaks && !off ? "b.breaks" : "b";
+    without.replaceChildren("without it: ", ...change, h(kind, percent(after)), ...(now ? [now] : []));
   }
-  return { element, draw };
+  return { element, canvas, button, power, index, draw };
 }
 
-/** The number of bars that a strip has room for. */
-function columns({ ids }: Look) {
-  return Math.max(ids.length, 24);
-}
-
-/** Draw attention weights as bars over the positions of the window; those of a second model hang below.
- * @param count of bars */
-function strip(canvas: HTMLCanvasElement, rows: Float32Array[], count: number, hue: string) {
-  const width = canvas.clientWidth || 200;
-  const context = paint(canvas, width, STRIP);
-  const base = STRIP / rows.length, space = width / count;
+/** Draw attention weights as bars over the positions of the window; those of a second model hang below. */
+function strip(canvas: HTMLCanvasElement, rows: Float32Array[], count: number, width: number, hue: string) {
+  const context = paint(canvas, width, STRIP), base = STRIP / rows.length, space = width / count;
   const bar = Math.max(1, space - (space > 4 ? 1 : 0.25));
   context.fillStyle = hue;
   rows.forEach((row, i) => {

@@ -1,4 +1,4 @@
-/** Undo and redo: the texts before and after the one that the page shows. */
+/** Undo: the texts before the one that the page shows. */
 
 export type Version = { text: string, selected: number };
 
@@ -8,7 +8,6 @@ const TYPING = 1000;
 
 export class History {
   past: Version[] = [];
-  future: Version[] = [];
   group = "";
   changed = 0;
 
@@ -16,11 +15,8 @@ export class History {
    * @param now in milliseconds */
   record(version: Version, group: string, now: number) {
     const isLate = group === "typing" && now - this.changed > TYPING;
-    if (!group || group !== this.group || isLate) {
-      this.past.push(version);
-      if (this.past.length > MAX_UNDO) this.past.shift();
-    }
-    this.future = [];
+    if (!group || group !== this.group || isLate) this.past.push(version);
+    if (this.past.length > MAX_UNDO) this.past.shift();
     this.group = group;
     this.changed = now;
   }
@@ -29,21 +25,4 @@ export class History {
   endGroup() {
     this.group = "";
   }
-
-  /** @returns the version before it */
-  undo(current: Version): Version | undefined {
-    return move(this.past, current, this.future);
-  }
-
-  /** @returns the version after it */
-  redo(current: Version): Version | undefined {
-    return move(this.future, current, this.past);
-  }
-}
-
-/** Take the newest version of a list, if any, and add the current one to the other list. */
-function move(from: Version[], current: Version, to: Version[]) {
-  const version = from.pop();
-  if (version) to.push(current);
-  return version;
 }

@@ -1,47 +1,42 @@
 /** The keyboard. In the text, keys type. */
 
-import { openHelp } from "./sheet.js";
+import { h, openSheet, table } from "./dom.js";
 import type { App } from "./app.js";
 
-/** @param step in the film */
-export function listen(app: App, compute: () => void, step?: (by: number) => void) {
+const KEYS = [
+  ["← →", "select the letter before or after"],
+  ["Space", "write, or pause"],
+  [", .", "show the moment before or after, if there is a film"],
+  ["Esc", "leave the text, or close this sheet"],
+  ["?", "show these keys"],
+];
+
+export function openHelp() {
+  const rows = KEYS.map(([key, does]) => [h("kbd", key), does]);
+  const where = h("p", "They work everywhere but in the text, where keys type. In a row of heads, arrows go along it.");
+  openSheet("Keys", where, table("keys", [], rows));
+}
+
+/** @param step moves in the film */
+export function listen(app: App, step?: (by: number) => void) {
   document.addEventListener("keydown", (event) => {
-    const target = event.target as HTMLElement;
-    if (event.key === "Escape" && target.matches("textarea")) target.blur();
-    if (event.altKey || document.querySelector("dialog")) return;
-    const isCommand = event.ctrlKey || event.metaKey;
-    if (isCommand ? !/^[zy]$/i.test(event.key) : target.matches("textarea, select, input:not([type=range])")) return;
-    if (target.matches("input") && event.key.startsWith("Arrow")) return; // they move the slider
-    if (event.key === " " && target.matches("button, summary")) return;
-    const key = event.key.toLowerCase();
-    const act = actions(app, compute, step)[key === "z" && event.shiftKey ? "y" : key];
+    const target = event.target as HTMLElement, { key } = event;
+    if (key === "Escape" && target.matches("textarea")) target.blur();
+    if (event.altKey || event.ctrlKey || event.metaKey || document.querySelector("dialog")) return;
+    if (target.matches("textarea, select, input:not([type=range])")) return;
+    if (key.startsWith("Arrow") && target.matches("input, .tile button")) return; // they have arrows of their own
+    if (key === " " && target.matches("button, summary")) return;
+    const { selected } = app.state;
+    const act = ({
+      ArrowLeft: () => app.select(selected - 1),
+      ArrowRight: () => app.select(selected + 1),
+      " ": () => app.write(),
+      ",": () => step?.(-1),
+      ".": () => step?.(1),
+      "?": openHelp,
+    } as Record<string, () => void>)[key];
     if (!act) return;
     event.preventDefault();
     act();
   });
-}
-
-type Action = (() => void) | false | null | undefined;
-
-/** What each key does now. */
-function actions(app: App, compute: () => void, step?: (by: number) => void): Record<string, Action> {
-  const { selected, head } = app.state;
-  const { config, heads } = app.model;
-  const next = (layer: number) => (head?.layer === layer ? (head.head + 1) % config.n_head : 0);
-  const layers = heads.map((_, layer) => [layer, () => app.choose({ layer, head: next(layer) })]);
-  return {
-    ...Object.fromEntries(layers),
-    arrowleft: () => app.select(selected - 1),
-    arrowright: () => app.select(selected + 1),
-    m: head && (() => app.toggle(head)),
-    a: () => app.mute([]),
-    " ": () => app.write(),
-    s: () => app.step(),
-    ",": step && (() => step(-1)),
-    ".": step && (() => step(1)),
-    z: () => app.undo(),
-    y: () => app.redo(),
-    c: head && compute,
-    "?": openHelp,
-  };
 }

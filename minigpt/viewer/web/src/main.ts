@@ -2,94 +2,98 @@
 
 import { App } from "./app.js";
 import { openCompute } from "./compute.js";
-import { h, isTouch, named, setText, term } from "./dom.js";
+import { explained, h, isTouch, named, percent, refresh, setText, term } from "./dom.js";
 import { connect } from "./connection.js";
 import { argmax, largest, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
-import { listen } from "./keys.js";
+import { listen, openHelp } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
 import { openMatrix } from "./matrix.js";
 import { nextPanel } from "./next.js";
 import { peekBar } from "./peek.js";
-import { openHelp } from "./sheet.js";
 import { stripPanel } from "./strip.js";
 import { textPanel } from "./text.js";
-import { isRecurrent } from "./weights.js";
-import type { Payload } from "./types.js";
+import { decode, isRecurrent } from "./weights.js";
 import type { State } from "./app.js";
+import type { Payload } from "./types.js";
 
 const MAX_DIFFERENCE = 2e-3;
 const root = document.getElementById("app") as HTMLElement;
 try {
-  start(JSON.parse(document.getElementById("data")?.textContent ?? ""));
+  const data = document.getElementById("data");
+  const payload = JSON.parse(data?.textContent ?? "");
+  data?.remove(); // its text would stay in memory
+  start(payload);
 } catch (error) {
-  const reason = error instanceof Error ? error.message : String(error);
-  fail(`This page is damaged: ${reason}. Write it again with minigpt inspect.`);
+  fail(error instanceof Error ? error.message : String(error));
 }
 
-function fail(message: string) {
+function fail(reason: string) {
+  const message = `This page is damaged: ${reason}. Write it again with minigpt inspect.`;
   root.replaceChildren(h("p.message", { role: "alert" }, message));
 }
 
 function start(payload: Payload) {
-  const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
+  const engine = connect(payload.models.map(decode), (reply) => app.answers.receive(reply));
+  for (const model of payload.models) model.weights = {}; // the engine has them
   const app: App = new App(payload, vocabulary, (request) => engine.send(request));
-  const engine = connect(models, (reply) => app.answers.receive(reply));
-  const compute = () => openCompute(app);
-  const text = textPanel(app);
-  const next = nextPanel(app);
-  const address = new URLSearchParams(location.hash.slice(1));
-  const only = address.get("only")?.split(","); // the panels to embed in another page
-  const tiles = address.get("heads")?.split(",").map((name) => name.split(/\D/).map(Number));
-  const onlyHeads = tiles ? tiles.map(([layer, head]) => ({ layer, head })) : null;
-  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) }, onlyHeads);
-  const strip = app.film.length ? stripPanel(app) : null;
-  const check = h("span", "checking the arithmetic…");
-  const announcement = h("p.hidden", { role: "status" });
+  const only = new URLSearchParams(location.hash.slice(1)).get("only")?.split(","); // the panels to embed elsewhere
+  const pin = pinButton(app), text = textPanel(app), next = nextPanel(app);
+  const heads = headsPanel(app, { compute: () => openCompute(app), matrix: () => openMatrix(app) });
+  const strip = app.film.length ? stripPanel(app, pin) : null;
+  const check = h("span"), announcement = h("p.hidden", { role: "status" });
   const panels = Object.entries({ text, next, heads, ...(strip && { film: strip }) });
   const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
-    ? [h("a", { href: "#", target: "_blank" }, "Open the whole page")]
-    : [h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)];
+    ? [check, h("a", { href: "#", target: "_blank" }, "Open the whole page")]
+    : [copyButton(app), h("span", `works offline, written by minigpt ${payload.version}`)];
   root.replaceChildren(
-    ...(only ? [] : [header(app)]),
+    ...(only ? [] : [header(app, check, strip ? null : pin)]),
     ...payload.warnings.map((warning) => h("p.message", warning)),
     h("div.workbench", ...shown.map(([, panel]) => panel.element)),
-    h("footer", check, ...line),
+    h("footer", ...line),
     announcement,
   );
   if (!only || (only.includes("heads") && shown.length < 3)) {
-    const peek = peekBar(app, text.paper, next.list, only ? "0px" : `-70px 0px ${strip ? -200 : 0}px`);
+    const peek = peekBar(app, next.list, only ? "0px" : `-44px 0px ${strip ? -180 : 0}px`);
     root.prepend(peek.element);
     app.panels.push(peek.draw);
   }
   document.body.classList.toggle("embedded", Boolean(only));
   if (only) followSite();
   app.panels.push(...shown.map(([, panel]) => panel.draw), announce(app, announcement));
-  addEventListener("resize", () => app.set({}));
-  listen(app, compute, strip?.step);
-  const differences: number[] = [];
-  app.once = models.map(({ check: { ids } }, model) => {
-    const key = `check ${model}`, position = { model, from: 0, ids, selected: ids.length - 1, muted: [], key };
-    return { kind: "logits", key, position, use: (reply) => compare(model, reply) };
-  });
+  addEventListener("resize", () => (refresh(), app.set({})));
+  listen(app, strip?.step);
+  checkArithmetic(app, check);
   app.ask();
+}
 
-  /** Compare the page's logits with minigpt's. */
-  function compare(model: number, reply: any) {
-    if (reply.kind === "error") return fail(reply.message);
-    differences[model] = largest(models[model].check.logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
-    const worst = differences.findIndex((difference) => !(difference < MAX_DIFFERENCE)); // NaN is wrong, too
-    if (worst < 0 && app.once.some(({ kind }) => kind === "logits")) return;
-    const points = (100 * Math.max(...models.map((model) => model.rounding))).toFixed(1);
-    const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
-    const checked = models.length > 1 ? `each of the ${models.length} models ` : "";
-    const right = `✓ ${checked}computes the same logits as minigpt, to ${largest(differences).toExponential(0)}`;
-    if (worst < 0) return setText(check, right + (points === "0.0" ? "" : rounded));
-    const differ = `the logits differ from minigpt's by ${differences[worst].toPrecision(2)}`;
-    setText(check, `✗ ${named(models[worst])}: ${differ}: do not trust this page`);
-  }
+/** Compare the logits of each model with minigpt's. @param element for the result */
+function checkArithmetic(app: App, element: HTMLElement) {
+  const { models } = app.payload, differences: number[] = [];
+  setText(element, "checking the arithmetic…");
+  app.once = models.map(({ check: { ids, logits } }, model) => {
+    const key = `check ${model}`, position = { model, from: 0, ids, selected: ids.length - 1, muted: [], key };
+    return { kind: "logits", key, position, use(reply) {
+      if (reply.kind !== "logits") return fail(reply.kind === "error" ? reply.message : reply.kind);
+      differences[model] = largest(logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+      const worst = differences.findIndex((difference) => !(difference < MAX_DIFFERENCE)); // NaN is wrong, too
+      if (worst >= 0) {
+        const differ = `the logits differ from minigpt's by ${differences[worst].toPrecision(2)}`;
+        return setText(element, `✗ ${named(models[worst])}: ${differ}: do not trust this page`);
+      }
+      if (app.once.some(({ kind }) => kind === "logits")) return;
+      const all = models.length > 1 ? `all ${models.length} models` : "the model";
+      const rounding = largest(models.map((model) => model.rounding));
+      const rounded = `The weights are rounded to 8 bits, which changes chances by at most ${percent(rounding)}.`;
+      const detail = "When minigpt wrote the page, it computed logits at the letter that was selected first. " +
+        `Those of ${all} here differ by at most ${largest(differences).toExponential(0)}. ` +
+        (rounding > 5e-4 ? rounded : "");
+      const claim = models.length > 1 ? `✓ ${all} compute what minigpt computes` : "✓ computes what minigpt computes";
+      element.replaceChildren(explained(claim, detail));
+    } };
+  });
 }
 
 /** Tell the page around this frame how high it is, and take its theme. */
@@ -103,10 +107,8 @@ function followSite() {
   });
 }
 
-function header(app: App) {
-  const { models } = app.payload;
-  const title = h("h1");
-  const about = h("p");
+function header(app: App, check: HTMLElement, pin: HTMLElement | null) {
+  const { models } = app.payload, title = h("h1"), about = h("p");
   let described = -1;
   app.panels.push(({ model }) => {
     if (model === described) return;
@@ -121,29 +123,43 @@ function header(app: App) {
     about.replaceChildren(size, term("parameters"), `, ${age}. It runs inside this page.`);
   });
   const keys = !isTouch() && h("button.quiet", { onclick: openHelp }, "Keys");
-  const restart = h("button.quiet", { onclick: () => app.restart() }, "Start text");
+  const restart = h("button.quiet", { onclick: () => app.restart() }, "Start again");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
-  return h("header", title, about, h("nav", { "aria-label": "Page" }, ...chooseModels(app), restart, keys, theme));
+  const nav = h("nav", { "aria-label": "Page" }, ...chooseModel(app, pin), restart, keys, theme);
+  return h("header", title, h("span.check", check), about, nav);
 }
 
-/** Choose a run, and another to compare it with. The strip chooses the step. */
-function chooseModels(app: App) {
+/** Choose a run. The strip chooses its step. @param pin compares runs that have no strip */
+function chooseModel(app: App, pin: HTMLElement | null) {
   const runs = [...app.payload.models.keys()].filter((index) => index === 0 || !app.film.includes(index));
   if (runs.length < 2) return [];
-  const options = () => runs.map((index) => h("option", { value: index }, app.payload.models[index].name));
-  const change = () => {
-    const run = Number(shown.value), model = run === 0 && app.moment >= 0 ? app.state.model : run;
-    app.compare(model, other.value === "" ? null : Number(other.value));
-  };
-  const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
-  const nothing = h("option", { value: "" }, "nothing");
-  const other = h("select", { "aria-label": "Compare with", onchange: change }, nothing, ...options());
-  const run = (index: number) => (runs.includes(index) ? index : 0);
-  app.panels.push(({ model, compared }) => {
-    shown.value = String(run(model));
-    other.value = compared === null ? "" : String(run(compared));
+  const options = runs.map((index) => h("option", { value: index }, app.payload.models[index].name));
+  const select = h("select", { "aria-label": "Model", onchange: () => app.show(Number(select.value)) }, ...options);
+  app.panels.push(({ model }) => (select.value = String(runs.includes(model) ? model : 0)));
+  return [h("label", "model ", select), pin];
+}
+
+function pinButton(app: App) {
+  const pin = h("button.pin", { onclick: () => app.pin() });
+  app.panels.push(({ pinned }) => {
+    pin.setAttribute("aria-pressed", String(pinned !== null));
+    setText(pin, pinned === null ? "Pin to compare" : `Compared with ${named(app.payload.models[pinned])} ✕`);
   });
-  return [h("label", "model ", shown), h("label", "compare with ", other)];
+  return pin;
+}
+
+/** A button for the command that continues the shown text. It needs no quotes but for its own. */
+function copyButton(app: App) {
+  const { name, step } = app.payload.models[app.film.at(-1) ?? 0];
+  const label = "Copy the minigpt command that continues this text";
+  const button = h("button.quiet", { onclick: async () => {
+    const { text, letters, selected } = app.state;
+    const prompt = text.slice(0, letters[selected].end).replaceAll("'", "'\\''");
+    await navigator.clipboard.writeText(`minigpt sample ${name}@${step} --temperature 0 --prompt '${prompt}'`);
+    setText(button, "Copied");
+    setTimeout(() => setText(button, label), 2000);
+  } }, label);
+  return button;
 }
 
 function switchTheme() {
@@ -162,8 +178,7 @@ function announce(app: App, element: HTMLElement) {
     timer = window.setTimeout(() => {
       const look = app.look;
       if (!look || !app.isCurrent()) return;
-      const probabilities = normalize(app.weights(look));
-      const top = argmax(probabilities);
+      const probabilities = normalize(app.weights(look.logits)), top = argmax(probabilities);
       const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;
       const share = Math.round(100 * probabilities[top]);
       setText(element, `${letter}Expected next: “${app.vocabulary.show(top)}”, ${share} percent.`);

@@ -5,6 +5,7 @@
  * Letters in shapes: T tokens, S = t + 1 tokens up to position t, C width, H heads, D = C / H, L layers, V vocabulary.
  */
 
+import { argmax } from "./filters.js";
 import { CHUNK, commonPrefix, dot, extend, multiply } from "./linear.js";
 import type { Floats } from "./linear.js";
 import type { Config, Weights } from "./weights.js";
@@ -65,7 +66,7 @@ export class Transformer {
     const prefix = previous ? commonPrefix(ids, previous.ids) : 0;
     const changed = previous ? firstDifference(run.muted, previous.muted, H, L) : 0;
     run.x.push(extend(previous?.x[0], prefix, T * C, C));
-    for (let t = prefix; t < T; t++) run.x[0].set(this.inputs(ids[t], t).sum, t * C);
+    for (let t = prefix; t < T; t++) run.x[0].set(this.input(ids[t], t), t * C);
     for (let layer = 0; layer < L; layer++) {
       const attended = layer <= changed ? prefix : 0;
       const mixed = layer < changed ? prefix : 0;
@@ -116,23 +117,20 @@ export class Transformer {
     }
   }
 
-  /** Compute the logits (V) after `position` if one more head were muted, at every position. */
-  *without(run: Run, layer: number, head: number, position: number): Generator<void, Float32Array, void> {
+  /** Compute the run up to `position` with one more head muted. Of the last layer, only `position` is computed. */
+  *without(run: Run, layer: number, head: number, position: number): Generator<void, Run, void> {
     const muted = [...run.muted, layer * this.config.n_head + head];
-    const other = yield* this.run(run.ids.slice(0, position + 1), { muted, previous: run, lastOnly: true });
-    return other.logits(position);
+    return yield* this.run(run.ids.slice(0, position + 1), { muted, previous: run, lastOnly: true });
   }
 
-  /** Return what the first layer reads of one token: vectors (C) of the token and of its position, and their sum. */
-  inputs(id: number, t: number): { token: Float32Array, position: Float32Array | null, sum: Float32Array } {
+  /** Return what the first layer reads of one token (C): its vector, plus that of its position. */
+  input(id: number, t: number) {
     const { n_embd: C, position: kind } = this.config;
-    let token = this.weights["token_embedding.weight"].slice(id * C, (id + 1) * C), position = null;
-    if (kind === "learned") position = this.weights["position_embedding.weight"].slice(t * C, (t + 1) * C);
-    if (kind === "sinusoidal") { // scaled as in Vaswani et al. 2017, section 3.4
-      token = token.map((value) => value * Math.sqrt(C));
-      position = waves(t + 1, C, t);
-    }
-    return { token, position, sum: token.map((value, i) => value + (position ? position[i] : 0)) };
+    const x = this.weights["token_embedding.weight"].slice(id * C, (id + 1) * C);
+    const learned = kind === "learned" ? this.weights["position_embedding.weight"].subarray(t * C, (t + 1) * C) : null;
+    if (kind !== "sinusoidal") return learned ? x.map((value, i) => value + learned[i]) : x;
+    const wave = waves(t + 1, C, t); // scaled as in Vaswani et al. 2017, section 3.4
+    return x.map((value, i) => value * Math.sqrt(C) + wave[i]);
   }
 
   /** Normalize rows (rows, C), with the gain and bias of a norm. */
@@ -206,52 +204,34 @@ export class Transformer {
     for (let i = 0; i < x.length; i++) next[from * C + i] = x[i] + change[i];
   }
 
-  /** Return the attention (L, H, S) of one position. */
-  attention(run: Run, position: number) {
-    const H = this.config.n_head, size = H * (position + 1), all = new Float32Array(run.weights.length * size);
-    run.weights.forEach((weights, layer) => {
-      const start = rowStart(H, position);
-      all.set(weights.subarray(start, start + size), layer * size);
-    });
-    return all;
-  }
-
-  /** Return the steps of one head at one position. */
+  /** Return the steps of one head at a position t: its query (D), what the keys score and get (S), its value of the
+   * letter that gets most (D), its output (D), and the logits (V). */
   detail(run: Run, layer: number, head: number, t: number) {
-    const { n_head: H, n_embd: C } = this.config, D = C / H, block = `blocks.${layer}`;
-    const proj = this.weights[`${block}.attention.proj.weight`];
-    const { token, position } = this.inputs(run.ids[t], t), input = run.x[layer].slice(t * C, (t + 1) * C);
-    const [q, output] = [run.q, run.outputs].map((part) => part[layer].slice(t * C + head * D, t * C + (head + 1) * D));
-    const [keys, values] = [run.k, run.v].map((part) => { // (S, D)
-      const rows = new Float32Array((t + 1) * D);
-      for (let s = 0; s <= t; s++) rows.set(part[layer].subarray(s * C + head * D, s * C + (head + 1) * D), s * D);
-      return rows;
-    });
-    const scores = Float32Array.from({ length: t + 1 }, (_, s) => dot(q, 0, keys, s * D, D));
-    const start = rowStart(H, t) + head * (t + 1), muted = run.muted.has(layer * H + head);
-    return {
-      embedding: token, position, input, normed: Float32Array.from(this.norm(input, `${block}.norm1`)),
-      q, keys, scores, scaled: scores.map((score) => score / Math.sqrt(D)),
-      weights: run.weights[layer].slice(start, start + t + 1), values, output,
-      written: Float32Array.from({ length: C }, (_, c) => (muted ? 0 : dot(proj, c * C + head * D, output, 0, D))),
-      residual: run.x.map((x) => x.slice(t * C, (t + 1) * C)), logits: run.logits(t).slice(),
-    };
+    const { n_head: H, n_embd: C } = this.config, D = C / H, start = rowStart(H, t) + head * (t + 1);
+    const part = (all: Float32Array[], s: number) => all[layer].slice(s * C + head * D, s * C + (head + 1) * D);
+    const q = part(run.q, t), weights = run.weights[layer].slice(start, start + t + 1);
+    const scores = Float32Array.from(weights, (_, s) => dot(q, 0, run.k[layer], s * C + head * D, D));
+    const value = part(run.v, argmax(weights));
+    return { q, scores, weights, value, output: part(run.outputs, t), logits: run.logits(t).slice() };
   }
 
-  /** Return the products of all queries and keys of one head, and its attention, (T, T) each. Products are unscaled
-   * and unmasked. */
+  /** Return the attention (T, T) of one head at all positions. */
   matrix(run: Run, layer: number, head: number) {
-    const { n_head: H, n_embd: C } = this.config, D = C / H, T = run.ids.length;
-    const scores = new Float32Array(T * T), weights = new Float32Array(T * T);
+    const H = this.config.n_head, T = run.ids.length, weights = new Float32Array(T * T);
     for (let t = 0; t < T; t++) {
-      for (let s = 0; s < T; s++) {
-        scores[t * T + s] = dot(run.q[layer], t * C + head * D, run.k[layer], s * C + head * D, D);
-      }
       const start = rowStart(H, t) + head * (t + 1);
       weights.set(run.weights[layer].subarray(start, start + t + 1), t * T);
     }
-    return { scores, weights };
+    return weights;
   }
+}
+
+/** Return the attention (L, H, S) of one position. */
+export function attentionAt(run: Run, H: number, position: number) {
+  const size = H * (position + 1), start = rowStart(H, position);
+  const all = new Float32Array(run.weights.length * size);
+  run.weights.forEach((weights, layer) => all.set(weights.subarray(start, start + size), layer * size));
+  return all;
 }
 
 /** Return where the attention (H, S) of a position starts in `Run.weights`: after H (1 + 2 + ... + t) weights. */

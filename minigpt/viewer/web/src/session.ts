@@ -1,16 +1,17 @@
 /** Answers requests about the models of a page in slices of time, in a worker or beside the page's own work. */
 
 import { argmax, probability } from "./filters.js";
-import { Transformer } from "./model.js";
+import { attentionAt, Transformer } from "./model.js";
 import { Recurrent } from "./recurrent.js";
 import { isRecurrent, unpack } from "./weights.js";
-import type { Model } from "./weights.js";
 import type { Run } from "./model.js";
+import type { Model } from "./weights.js";
 
 export type Request = {
   id: number;
-  /** effect: the logits without one head; write: the most likely continuation */
-  kind: "look" | "effect" | "write" | "logits" | "detail" | "matrix";
+  /** moment: a look at a moment of the film that is not shown; effect: without one head; write: the most likely
+   * continuation after the selected token */
+  kind: "look" | "moment" | "effect" | "write" | "logits" | "detail" | "matrix";
   model: number;
   ids: number[];
   selected: number;
@@ -28,26 +29,30 @@ export type LookAnswer = {
   /** (L, H, selected + 1), of the selected position */
   attention: Float32Array;
 };
-export type DetailAnswer = { kind: "detail" } & ReturnType<Transformer["detail"]>;
-export type MatrixAnswer = { kind: "matrix" } & ReturnType<Transformer["matrix"]>;
-export type Answer = LookAnswer | DetailAnswer | MatrixAnswer | { kind: "effect" | "logits", logits: Float32Array }
+export type EffectAnswer = Pick<LookAnswer, "logits" | "attention">;
+export type DetailAnswer = ReturnType<Transformer["detail"]>;
+export type Answer = LookAnswer | { kind: "effect" } & EffectAnswer | { kind: "logits", logits: Float32Array }
+  | { kind: "detail" } & DetailAnswer | { kind: "matrix", weights: Float32Array }
   | { kind: "write", ids: number[] } | { kind: "error", message: string };
 export type Reply = { id: number } & Answer;
-type Entry = Omit<Model, "weights"> & { weights?: Model["weights"], engine?: any, whole?: any, muted?: any };
+type Engine = Transformer | Recurrent;
 
 /** Milliseconds of work before other events have their turn. */
 const SLICE = 8;
 /** The most tokens of a continuation. */
 const WRITTEN = 32;
+/** The most models with numbers in memory, and the most runs that the next ones go on from. */
+const ENGINES = 2, RUNS = 3;
 
 export class Session {
-  readonly entries: Entry[];
   work: Generator<void, void, void> | undefined;
   working = false;
+  engines = new Map<number, Engine>();
+  runs = new Map<string, Run>();
+  /** What looks need of the last run of each moment. */
+  moments = new Map<number, { key: string, run: Run }>();
 
-  constructor(models: Model[], readonly onReply: (reply: Reply) => void) {
-    this.entries = models.map((model) => ({ ...model }));
-  }
+  constructor(readonly models: Model[], readonly onReply: (reply: Reply) => void) {}
 
   /** Answer a request later. The last one is given up, if it has no answer yet. */
   send(request: Request) {
@@ -81,41 +86,58 @@ export class Session {
   }
 
   *answer(request: Request): Generator<void, Answer, void> {
-    const { kind, ids, selected, muted, layer = 0, head = 0 } = request, { engine, run } = yield* this.compute(request);
-    const logits = run.logits(selected).slice();
+    const { kind, model, ids, selected, muted, layer = 0, head = 0 } = request, H = this.models[model].config.n_head;
+    const run = yield* this.run(request), logits = run.logits(selected).slice();
     if (kind === "logits") return { kind, logits };
-    if (kind === "write") return { kind, ids: yield* continued(engine, run, muted) };
-    if (kind === "look") {
+    if (kind === "look" || kind === "moment") {
       const surprise = Float32Array.from(ids, (token, t) => (t ? probability(run.logits(t - 1), token) : NaN));
-      const attention = engine instanceof Transformer ? engine.attention(run, selected) : new Float32Array();
-      return { kind, logits, surprise, attention };
+      return { kind: "look", logits, surprise, attention: attentionAt(run, H, selected) };
     }
+    const engine = this.engine(model);
+    if (kind === "write") return { kind, ids: yield* continued(engine, run, selected, muted) };
     if (!(engine instanceof Transformer)) throw new Error("this model has no heads");
     if (kind === "detail") return { kind, ...engine.detail(run, layer, head, selected) };
-    if (kind === "matrix") return { kind, ...engine.matrix(run, layer, head) };
-    return { kind, logits: (yield* engine.without(run, layer, head, selected)).slice() };
+    if (kind === "matrix") return { kind, weights: engine.matrix(run, layer, head) };
+    const other = yield* engine.without(run, layer, head, selected);
+    return { kind, logits: other.logits(selected).slice(), attention: attentionAt(other, H, selected) };
   }
 
-  /** Run the model on the text of a request. The run stays, for the next request to reuse: one with all heads on, and
-   * one with muted heads. */
-  *compute({ kind, model, ids, muted }: Request) {
-    const entry = this.entries[model], slot = muted.length ? "muted" : "whole", previous = entry[slot] ?? entry.whole;
-    const { config, weights = {} } = entry;
-    entry.engine ??= new (isRecurrent(config) ? Recurrent : Transformer)(config, unpack({ config, weights }));
-    delete entry.weights; // the engine has its own
-    const run: Run = yield* entry.engine.run(ids, { muted, previous });
-    if (kind !== "logits") entry[slot] = run; // to check the arithmetic, a model runs on another text
-    return { engine: entry.engine, run };
+  /** The run of a model on the text of a request. It begins where a run in memory ends that began in the same way. */
+  *run({ kind, model, ids, muted }: Request): Generator<void, Run, void> {
+    const key = `${model} ${muted}`, isLook = kind === "look" || kind === "moment";
+    const moment = this.moments.get(model), brief = isLook && moment?.key === key ? moment.run : undefined;
+    const known = [this.runs.get(key), brief].find((run) => String(run?.ids) === String(ids));
+    if (known) return known;
+    const previous = this.runs.get(key) ?? this.runs.get(`${model} `);
+    const run: Run = yield* (this.engine(model) as any).run(ids, { muted, previous });
+    if (kind === "moment") this.moments.set(model, { key, run: { ...run, x: [], q: [], k: [], v: [], outputs: [] } });
+    else if (kind !== "logits") keep(this.runs, key, run, RUNS); // the arithmetic is checked with another text
+    return run;
+  }
+
+  engine(model: number): Engine {
+    const { config } = this.models[model];
+    const Family = isRecurrent(config) ? Recurrent : Transformer;
+    const engine = this.engines.get(model) ?? new Family(config, unpack(this.models[model]));
+    keep(this.engines, model, engine, ENGINES);
+    return engine;
   }
 }
 
-/** Continue a text with the most likely tokens, as long as they fit into the context. */
-function* continued(engine: Transformer | Recurrent, run: any, muted: number[]): Generator<void, number[], void> {
-  const ids: number[] = [];
-  const room = engine instanceof Recurrent ? WRITTEN : engine.config.context - run.ids.length;
-  while (ids.length < Math.min(WRITTEN, room)) {
-    ids.push(argmax(run.logits(run.ids.length - 1)));
-    run = yield* engine.run([...run.ids, ids[ids.length - 1]], { muted, previous: run });
+/** Keep the newest entries. */
+function keep<K, V>(map: Map<K, V>, key: K, value: V, most: number) {
+  map.delete(key);
+  map.set(key, value);
+  for (const oldest of map.keys()) if (map.size > most) map.delete(oldest);
+}
+
+/** Continue a text after a position with the most likely tokens, as long as they fit into the context. */
+function* continued(engine: any, run: Run, position: number, muted: number[]): Generator<void, number[], void> {
+  const ids: number[] = [], start = run.ids.slice(0, position + 1);
+  const room = engine instanceof Recurrent ? WRITTEN : engine.config.context - start.length;
+  for (let at = position; ids.length < Math.min(WRITTEN, room); at++) {
+    ids.push(argmax(run.logits(at)));
+    run = yield* engine.run([...start, ...ids], { muted, previous: run });
   }
   return ids;
 }

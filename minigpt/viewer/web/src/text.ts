@@ -4,39 +4,30 @@ import { learned } from "./film.js";
 import { argmax } from "./filters.js";
 import { textField } from "./field.js";
 import { toField } from "./letters.js";
-import { h, isTouch, percent, setText, term } from "./dom.js";
-import { attentionShares, letterOf, quoted, surprises } from "./shading.js";
-import type { App, State } from "./app.js";
+import { h, isTouch, percent, setText, term, view, watch } from "./dom.js";
+import { attentionShares, letterOf, quoted, surprises } from "./views.js";
+import type { App, Shade, State } from "./app.js";
 import type { Letter } from "./letters.js";
 
-/** The maximum number of letters to draw apart. */
-const DRAWN = 1024;
-/** The least opacity of a shade: paler ones cannot be seen in the dark. */
-const PALEST = 0.12;
+/** The least and the most opacity of a shade: paler ones cannot be seen in the dark, nor letters on darker ones. */
+const PALEST = 0.12, DARKEST = 0.6;
 
 export function textPanel(app: App) {
-  const before = h("span.unseen");
-  const windowed = h("span");
-  const after = h("span.after");
-  const ghost = h("span.ghost");
-  const written = h("span.written");
+  const before = h("span.unseen"), windowed = h("span"), after = h("span.after");
+  const ghost = h("span.ghost"), written = h("span.written");
   const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost, written);
   const field = textField(app, letterAt);
   const paper = h("div.paper", drawn, field.area);
   const write = h("button.primary", { onclick: () => app.write() }, "Write");
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
-  const redo = h("button", { onclick: () => app.redo() }, "Redo");
   const edit = h("button.touch", { onclick: field.startEditing }, "Edit");
   const shades = { head: "the chosen head", surprise: "surprise", learned: "when it was learned", nothing: "nothing" };
-  const isFilm = app.film.length > 0;
-  const offered = Object.entries(shades).filter(([value]) => value !== "learned" || isFilm);
+  const offered = Object.entries(shades).filter(([value]) => value !== "learned" || app.film.length);
   const options = offered.map(([value, name]) => h("option", { value }, name));
-  const onchange = () => app.set({ shade: shade.value as State["shade"] });
+  const onchange = () => app.set({ shade: shade.value as Shade });
   const shade = h("select", { "aria-label": "Shade the text by", onchange }, ...options);
-  const message = h("p.message", { role: "status" });
-  const legend = h("p.note");
-  const scale = h("p.scale");
+  const message = h("p.message", { role: "status" }), legend = h("p.note"), scale = h("p.scale");
   const off = h("button.quiet.off", { onclick: () => app.mute([]) });
   const notice = h("div.notice", message, off, legend, scale);
   const lead = h("p.lead", "Click any letter: you see what the model expected ", h("b", "next"));
@@ -44,65 +35,80 @@ export function textPanel(app: App) {
   if (hasHeads) lead.append(", and where its ", term("heads"), " ", h("b", "looked"));
   lead.append(". Type to change the text.");
   if (isTouch()) setText(lead, "Tap any letter. Edit changes the text.");
-  const controls = h("div.controls", write, step, undo, redo, edit, h("label", "shade by ", shade));
+  const controls = h("div.controls", write, step, edit, undo, h("label", "shade by ", shade));
   const element = h("section.card.text", { "aria-label": "Text" }, lead, paper, controls, notice);
   element.addEventListener("click", ({ target }) => {
-    if (!((target as Element).closest(".controls, .term, .off"))) field.area.focus();
+    if (!(target as Element).closest(".controls, .term, .off")) field.area.focus();
   });
 
+  /** The index of the letter under the mouse, or -1. */
   function letterAt({ clientX, clientY, offsetY }: MouseEvent) {
     if (offsetY > drawn.offsetHeight) return app.state.letters.length - 1; // below the text
     const under = document.elementsFromPoint(clientX, clientY);
     return Number(spans.find((span) => under.includes(span))?.dataset.index ?? -1);
   }
 
-  const spans: HTMLSpanElement[] = [];
-  let seen = -1;
-
-  /** Make room for the text that is shown. More text scrolls, so that nothing moves. */
-  function fit() {
-    paper.style.setProperty("--room", `${drawn.offsetHeight}px`);
-  }
-  addEventListener("resize", fit);
+  const spans: HTMLSpanElement[] = [], changed = watch();
+  let seen = "", fitted = -1;
 
   function draw(state: State) {
-    const { text, letters, selected } = state;
+    const { text, letters, selected, message: said } = state, { look, writer, history } = app;
     field.draw(state);
-    const unseen = letterOf(letters, app.positions[state.model].from);
-    const first = Math.max(unseen, selected - DRAWN + 1);
-    const last = Math.min(letters.length, first + Math.min(app.context(state.model), DRAWN));
+    shade.value = state.shade;
+    setText(write, writer.isWriting ? "Pause" : "Write");
+    undo.disabled = history.past.length === 0;
+    setText(message, said);
+    message.hidden = !said;
+    const count = app.muted.size;
+    off.hidden = !count;
+    setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
+    const looks = state.shade === "learned" ? app.film.map((model) => app.fresh(model)) : [];
+    const next = writer.isWriting ? "" : app.vocabulary.decode(app.fresh()?.written ?? []);
+    if (!changed(text, selected, look, app.shadingHead, state.shade, next, state.model, ...looks)) return;
+    const first = letterOf(letters, app.positions[state.model].from);
+    const last = Math.min(letters.length, first + app.context(state.model));
     setText(before, toField(text.slice(0, letters[first].start)));
     setText(after, toField(text.slice(letters[last - 1].end)));
     while (spans.length > last - first) spans.pop()?.remove();
     while (spans.length < last - first) spans.push(windowed.appendChild(h("span")));
-    const shares = shading(app);
+    const shares = shading();
     spans.forEach((span, i) => {
       span.dataset.index = String(first + i);
-      drawLetter(span, letters[first + i], shares[first + i], placesOf(app, first + i));
+      drawLetter(span, letters[first + i], shares[first + i], placesOf(first + i));
     });
-    const top = app.look ? argmax(app.look.logits) : -1;
+    const top = look ? argmax(look.logits) : -1;
     ghost.hidden = top < 0 || selected < letters.length - 1;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
-    const next = app.writer.isWriting ? "" : app.vocabulary.decode(app.fresh()?.written ?? []);
     setText(written, ghost.hidden ? "" : [...next.split("\n")[0]].slice(1).join(""));
     drawScale(state);
     paper.style.setProperty("--hue", app.hue);
-    shade.value = state.shade;
-    setText(write, app.writer.isWriting ? "Pause" : "Write");
-    undo.disabled = app.history.past.length === 0;
-    redo.disabled = app.history.future.length === 0;
-    setText(message, state.message);
-    message.hidden = !state.message;
-    const count = app.muted.size;
-    off.hidden = !count;
-    setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
-    setText(legend, describe(unseen, shares));
-    if (seen < 0) fit();
-    const at = spans[selected - first]?.getBoundingClientRect();
-    const view = paper.getBoundingClientRect();
-    const isHidden = at && (at.top < view.top || at.bottom > view.bottom);
-    if (isHidden && selected !== seen) paper.scrollTop += at.top - view.top - view.height / 2;
-    seen = selected;
+    setText(legend, describe(first, shares));
+    if (fitted !== view.version) paper.style.setProperty("--room", `${drawn.offsetHeight}px`); // more text scrolls
+    fitted = view.version;
+    if (seen !== `${selected} ${text}`) scrollTo(spans[selected - first]);
+    seen = `${selected} ${text}`;
+  }
+
+  function scrollTo(span: HTMLElement | undefined) {
+    const at = span?.getBoundingClientRect(), view = paper.getBoundingClientRect();
+    if (at && (at.top < view.top || at.bottom > view.bottom)) paper.scrollTop += at.top - view.top - view.height / 2;
+  }
+
+  /** How dark each letter of the text is, from 0 to 1. */
+  function shading() {
+    const { look, shadingHead, state } = app;
+    if (look && shadingHead) return attentionShares(state.letters, look, app.index(shadingHead));
+    if (state.shade === "learned") return learned(app.film.map((model) => app.fresh(model)), state.letters);
+    if (look && state.shade === "surprise") return surprises(state.letters, look);
+    return new Float64Array(state.letters.length);
+  }
+
+  /** The classes of a letter of the text. */
+  function placesOf(index: number) {
+    const { look, state: { ids, letters, selected } } = app;
+    const places = index === selected ? ["selected"] : index > selected ? ["after"] : [];
+    if (!look || index !== selected + 1) return places;
+    return [...places, argmax(look.logits) === ids[letters[index].first] ? "hit" : "miss"];
   }
 
   /** Which shade is which moment. */
@@ -132,38 +138,19 @@ export function textPanel(app: App) {
     const most = `${quoted(app.state.letters, strongest)}: ${percent(shares[strongest])}`;
     return `${start}Here, head ${head.layer}·${head.head} attends most to ${most}.`;
   }
-  return { element, paper, draw };
-}
-
-/** How dark each letter of the text is, from 0 to 1. */
-export function shading(app: App) {
-  const { look, shadingHead, state } = app;
-  if (look && shadingHead) return attentionShares(state.letters, look, app.index(shadingHead));
-  if (state.shade === "learned") return learned(app.film.map((model) => app.fresh(model)), state.letters);
-  if (look && state.shade === "surprise") return surprises(state.letters, look);
-  return new Float64Array(state.letters.length);
-}
-
-/** The classes of a letter of the text. @param index of the letter */
-export function placesOf({ look, state }: App, index: number) {
-  const { ids, letters, selected, pointed } = state;
-  const places = index === pointed ? ["pointed"] : [];
-  if (index === selected) places.push("selected");
-  if (index > selected) places.push("after");
-  if (!look || index !== selected + 1) return places;
-  return [...places, argmax(look.logits) === ids[letters[index].first] ? "hit" : "miss"];
+  return { element, draw };
 }
 
 /** @param share how dark it is, from 0 to 1 @param places more classes */
 export function drawLetter(span: HTMLElement, { text }: Letter, share: number, places: string[]) {
-  const kind = text === " " ? "space" : text === "\n" ? "newline" : "";
+  const kind = text === " " ? "space" : text === "\n" ? "newline" : "", name = [kind, ...places].join(" ");
   setText(span, toField(text));
-  span.className = [kind, ...places].join(" ");
+  if (span.className !== name) span.className = name;
   shadeBy(span, share);
 }
 
 /** @param share how dark it is, from 0 to 1 */
 function shadeBy(span: HTMLElement, share: number) {
-  span.classList.toggle("strong", share > 0.55);
-  span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * (PALEST + (1 - PALEST) * share))}%`);
+  const value = share < 0.01 ? "0%" : `${Math.round(100 * (PALEST + (DARKEST - PALEST) * share))}%`;
+  if (span.style.getPropertyValue("--share") !== value) span.style.setProperty("--share", value);
 }

@@ -1,12 +1,14 @@
 /** The data that Python puts into the page. */
 
 import type { Filters } from "./filters.js";
-import type { Config, Packed } from "./weights.js";
+import type { Config, Tensor } from "./weights.js";
 
-export type Evidence = { label: string, value: number, uniform: number };
 export type Description = {
+  /** what the head attends to, or "" if there is no pattern */
   phrase: string;
-  evidence: Evidence[];
+  /** the share of its attention there, where there is such a letter, and that of uniform attention; null: no pattern */
+  share: number | null;
+  uniform: number | null;
   /** the share of letters at which the first choice changes without the head */
   breaks: number;
 };
@@ -17,7 +19,7 @@ export type Model = {
   /** how long and when it was trained */
   summary: string;
   config: Config;
-  weights: Record<string, Packed>;
+  weights: Record<string, Tensor<string>>;
   /** minigpt's own logits, to compare with */
   check: { ids: number[], logits: number[] };
   /** the largest change of a probability because weights are rounded */
@@ -32,6 +34,8 @@ export type Payload = {
   text: string;
   /** the moments of the run, as indices of models, by their steps */
   film: number[];
+  /** letters in a step of the training */
+  batch: number;
   /** steps and training losses of the run */
   losses: [number, number][];
   selected: number;

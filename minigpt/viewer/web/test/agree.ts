@@ -5,9 +5,9 @@
 import { readFileSync } from "node:fs";
 
 import { normalize, weigh } from "../src/filters.js";
-import { Transformer } from "../src/model.js";
+import { attentionAt, Transformer } from "../src/model.js";
 import { Recurrent } from "../src/recurrent.js";
-import { isRecurrent, unpack } from "../src/weights.js";
+import { decode, isRecurrent, unpack } from "../src/weights.js";
 import { finish } from "./models.js";
 import type { Config } from "../src/weights.js";
 
@@ -42,7 +42,7 @@ function compareRuns(engine: Transformer | Recurrent, { ids, muted, logits, atte
   if (!(engine instanceof Transformer)) return;
   for (let t = 0; t < T; t++) {
     const expected = attention.flatMap((layer) => layer.flatMap((head) => head[t].slice(0, t + 1)));
-    compare("attention", engine.attention(whole, t), expected);
+    compare("attention", attentionAt(whole, engine.config.n_head, t), expected);
   }
   const quiet = run(ids, { muted, previous });
   compare("muted", quiet.allLogits, mutedLogits.flat());
@@ -54,14 +54,14 @@ function compareRuns(engine: Transformer | Recurrent, { ids, muted, logits, atte
     for (let head = 0; head < L * H; head++) {
       const position = (7 * head) % T, all = run(ids, { muted: [...base.muted, head] });
       const found = finish(engine.without(base, Math.floor(head / H), head % H, position));
-      compare("without", found, all.logits(position));
+      compare("without", found.logits(position), all.logits(position));
     }
   }
 }
 
 const cases = JSON.parse(readFileSync(process.argv[2], "utf8")) as Case[];
 for (const test of cases) {
-  const weights = unpack(test);
+  const weights = unpack(decode(test));
   compareRuns(new (isRecurrent(test.config) ? Recurrent : Transformer)(test.config, weights), test);
   for (const { logits, settings, probabilities } of test.filters) {
     compare("filters", normalize(weigh(logits, settings)), probabilities);

@@ -34,7 +34,8 @@ function numbers(question: unknown, count: number) {
 }
 
 /** What a slow engine answers. */
-function answer({ id, kind, model, ids, selected, muted, layer, head }: any): any {
+function answer({ id, kind: asked, model, ids, selected, muted, layer, head }: any): any {
+  const kind = asked === "moment" ? "look" : asked;
   const [luck, ...values] = numbers([kind, model, ids, selected, muted, layer, head], 4 + 4 * ids.length);
   if (luck < 0.02) return { id, kind: "error", message: "no memory" };
   const logits = Float32Array.from(values.slice(0, 3), (value) => 5 * value);
@@ -71,20 +72,19 @@ class Page {
 
   /** What the panels draw from, as text. */
   picture() {
-    const { app } = this, { state } = app, models = [state.model, app.other ?? state.model, ...app.film];
+    const { app } = this, { state } = app, models = [state.model, state.pinned ?? state.model, ...app.film];
     const all = [...models.map((model) => app.fresh(model)), app.look], { whole, written } = app.look ?? {};
     const looks = all.map((look) => look && [look.key, look.logits, look.surprise, look.attention]);
     const effects = [...(app.look?.effects ?? [])].sort(), ready = models.map((model) => app.isCurrent(model));
-    const { curve, lanes, isComplete } = storyOf(app);
-    const shown = { looks, effects, whole, written, ready, curve, lanes, isComplete };
+    const story = storyOf(app), shown = { looks, effects, whole, written, ready, story };
     return JSON.stringify(shown, (_, value) => (value instanceof Float32Array ? String(value) : value));
   }
 }
 
 /** A new page that is in the state of another one. */
 function fresh({ state }: App) {
-  const page = new Page(), { text, letters, ids, selected, model, pinned, compared, muted } = state;
-  page.app.set({ text, letters, ids, selected, model, pinned, compared, muted });
+  const page = new Page(), { text, letters, ids, selected, model, pinned, muted } = state;
+  page.app.set({ text, letters, ids, selected, model, pinned, muted });
   page.app.ask();
   return page;
 }
@@ -100,8 +100,8 @@ const ACTS: Record<string, (page: Page, at: number) => void> = {
   },
   undo: ({ app }) => app.undo(),
   move: ({ app }, at) => app.moment >= 0 && app.moveTo(app.film[Math.floor(3 * at)]),
-  pin: ({ app }) => app.moment >= 0 && app.pin(),
-  compare: ({ app }, at) => app.compare(Math.floor(5 * at), [null, 0, 3, 4][Math.floor(17 * at) % 4]),
+  pin: ({ app }) => app.pin(),
+  show: ({ app }, at) => app.show(Math.floor(5 * at)),
   mute: ({ app }, at) => {
     if (app.model.heads.length) app.toggle({ layer: Math.floor(2 * at), head: Math.floor(4 * at) % 2 });
   },

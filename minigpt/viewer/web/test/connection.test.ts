@@ -51,7 +51,7 @@ test("the bundled worker answers", async () => {
   }
   const workerText = await bundle("src/worker.ts");
   const createObjectURL = ({ size }: Blob) => assert.equal(size, Buffer.byteLength(workerText));
-  assert.deepEqual(await connected(BrowserWorker, { URL: { createObjectURL } }), KINDS);
+  assert.deepEqual(await connected(BrowserWorker, { URL: { createObjectURL, revokeObjectURL() {} } }), KINDS);
   assert.equal(threads.length, 1);
   await Promise.all(threads.map((thread) => thread.terminate()));
 });

@@ -3,11 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Cells } from "../src/cells.js";
 import { softmax } from "../src/filters.js";
 import { Vocabulary } from "../src/letters.js";
-import { effectOf, likeliest } from "../src/prediction.js";
-import { attentionShares, inWindow, letterOf, lineAround, quoted, surprises } from "../src/shading.js";
+import {
+  attentionShares, effectOf, inWindow, letterOf, likeliest, quoted, surprises, turns,
+} from "../src/views.js";
 import { Writer } from "../src/writer.js";
 import type { Look } from "../src/answers.js";
 
@@ -65,14 +65,6 @@ test("a letter is named with its word, if it is in one that is not too long", ()
   assert.equal(quoted(letters("I am"), 0), "“I”");
 });
 
-test("a line is cut around a letter", () => {
-  const text = letters("one\ntwo and three\nfour");
-  const cut = (at: number, width: number) =>
-    text.slice(...lineAround(text, at, width)).map((letter) => letter.text).join("");
-  assert.deepEqual([cut(0, 9), cut(3, 9), cut(9, 50)], ["one\n", "one\n", "two and three\n"]);
-  assert.deepEqual([cut(4, 6), cut(10, 6), cut(17, 6)], ["two an", " and t", "three\n"]);
-});
-
 test("the likeliest letters make room for those that must be shown", () => {
   const probabilities = [0.1, 0.4, 0.3, 0.2];
   assert.deepEqual(likeliest(probabilities, 2), [1, 2]);
@@ -94,17 +86,16 @@ test("a head breaks a prediction if a letter wins that the model expects neither
   assert.equal(effect([second, third], first).expected, 0);
 });
 
-test("a matrix is read cell by cell, in each stage", () => {
-  const weights = Float32Array.of(1, 0, 0, 0.25, 0.75, 0, 0.5, 0.25, 0.25);
-  const cells = new Cells({ weights, scores: weights.map((x) => 8 * x) }, 3, 16);
-  assert.deepEqual([cells.strongest(1), cells.strongest(2)], [[1, 1], [2, 0]]);
-  assert.deepEqual([cells.inside([-1, 9]), [...cells.seen()].length], [[0, 2], 6]);
-  assert.deepEqual([cells.largestNear([2, 1], 0), cells.largestNear([2, 1], 1)], [[2, 1], [1, 1]]);
-  assert.deepEqual(cells.largestNear([0, 1], 1), [0, 0], "the mask hides the cell");
-  assert.deepEqual(cells.largestNear([0, 2], 0), [0, 2], "nothing else is near");
-  const values = (["weights", "scaled", "scores"] as const).map((stage) => {
-    cells.stage = stage;
-    return cells.value([1, 1]);
-  });
-  assert.deepEqual(values, [0.75, 1.5, 6]);
+test("a later head that looks elsewhere when an earlier one is off is named, the greatest loss first", () => {
+  const rows = (...attention: number[]) => new Float32Array(attention);
+  const effects = new Map([
+    [0, { attention: rows(0, 1, 0.25, 0.75, 0.75, 0.25) }],
+    [1, { attention: rows(0, 1, 1, 0, 0.5, 0.5) }],
+  ]);
+  const found = turns(look({ selected: 1, attention: rows(0, 1, 0.75, 0.25, 0.125, 0.875), effects }));
+  assert.deepEqual(found, [
+    { off: 0, head: 2, from: 1, before: 0.875, to: 0, after: 0.75, lost: 0.625 },
+    { off: 0, head: 1, from: 0, before: 0.75, to: 1, after: 0.75, lost: 0.5 },
+    { off: 1, head: 2, from: 1, before: 0.875, to: 0, after: 0.5, lost: 0.375 },
+  ]);
 });

@@ -1,14 +1,17 @@
-/** How dark each letter of the text is, and how panels name a letter and its line. */
+/** What panels show of a look: where heads attend, what changes without one, and names of letters. Without a DOM. */
 
+import { argmax, descending, largest } from "./filters.js";
 import { glyph } from "./letters.js";
 import type { Letter } from "./letters.js";
 import type { Look } from "./answers.js";
 
+/** A change of attention that is worth a sentence. */
+export const FINDS = 0.3;
 /** Longer runs of letters, such as Chinese sentences, are not shown as words. */
 const LONGEST_WORD = 14;
 
 /** The attention weights of a head at the selected letter, (selected + 1). @param head layer * n_head + head */
-export function attentionRow(look: Look, head: number) {
+export function attentionRow(look: Pick<Look, "attention" | "selected">, head: number) {
   const length = look.selected + 1;
   return look.attention.subarray(head * length, (head + 1) * length);
 }
@@ -74,11 +77,41 @@ export function quoted(letters: Letter[], index: number) {
   return `“${glyph(letters[index].text)}”${word && ` of ${word}`}`;
 }
 
-/** The line of a letter, cut to `width` letters around it, as a range [from, to). */
-export function lineAround(letters: Letter[], index: number, width: number) {
-  let from = index, to = index + 1;
-  while (from > 0 && letters[from - 1].text !== "\n") from--;
-  while (to < letters.length && letters[to - 1].text !== "\n") to++;
-  from = Math.max(from, Math.min(index - Math.floor(width / 2), to - width));
-  return [from, Math.min(to, from + width)];
+/** The ids of the most likely tokens, the likeliest first. Those in `needed` replace the last ones.
+ * @param probabilities (V) */
+export function likeliest(probabilities: ArrayLike<number>, count: number, needed: number[] = []) {
+  const shown = descending(probabilities).slice(0, count);
+  const missing = [...new Set(needed)].filter((id) => !shown.includes(id));
+  return [...shown.slice(0, count - missing.length), ...missing];
+}
+
+/** What changes without a head: the token that the model with all heads expects most, its probability now and without
+ * the head, the winner without it and its probability, and whether this is another token that did not win before. */
+export function effectOf(look: Look, logits: Float32Array, softmax: (logits: Float32Array) => Float64Array) {
+  const before = softmax(look.logits), after = softmax(logits);
+  const expected = argmax(look.whole ?? look.logits), winner = argmax(after);
+  const breaks = winner !== expected && winner !== argmax(before);
+  return { expected, before: before[expected], after: after[expected], winner, share: largest(after), breaks };
+}
+
+export type Turn = {
+  /** layer * n_head + head of the one that is off, and of the one that looks elsewhere then */
+  off: number, head: number;
+  /** the position that gets most attention with and without `off`, and its share */
+  from: number, before: number, to: number, after: number;
+  /** what `from` gets less */
+  lost: number;
+};
+
+/** The heads that attend to another token when an earlier one is off, the greatest loss first. */
+export function turns(look: Look): Turn[] {
+  const found: Turn[] = [], count = look.attention.length / (look.selected + 1);
+  for (const [off, effect] of look.effects) {
+    for (let head = off + 1; head < count; head++) {
+      const row = attentionRow(look, head), other = attentionRow({ ...look, attention: effect.attention }, head);
+      const from = argmax(row), to = argmax(other), lost = row[from] - other[from];
+      if (from !== to && lost >= FINDS) found.push({ off, head, from, before: row[from], to, after: other[to], lost });
+    }
+  }
+  return found.sort((a, b) => b.lost - a.lost);
 }
