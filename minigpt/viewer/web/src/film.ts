@@ -107,7 +107,8 @@ export function storyOf(app: App, before?: Story): Story {
   const verb = is > was ? "finds" : "loses";
   const finds = lane ? `head ${app.nameOf(lane.head)} ${verb} ${quoted(letters, lane.at)}. ` : "";
   const [said, says] = [looks[event - 1], looks[event]].map((look) => firstWord(app, look?.written));
-  const words = said && says && said !== says ? `Before: “${said}”, now: “${says}”` : `${letter} ${was}% → ${is}%`;
+  const isOther = said && says && said !== says;
+  const words = isOther ? `Before: “${said}”, now: “${says}”` : `${letter} ${was}% → ${is}%`;
   return { ...story, sentence: `${finds}${words}.` };
 }
 

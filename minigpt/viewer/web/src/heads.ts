@@ -145,8 +145,8 @@ function tile(app: App, head: Head) {
     const { look } = app, effect = look?.effects.get(index), rival = app.fresh(state.pinned), { head: chosen } = state;
     const isMuted = app.muted.has(index), isChosen = chosen?.layer === head.layer && chosen.head === head.head;
     const { isWriting } = app.writer, count = app.muted.size, isCurrent = app.isCurrent();
-    const shown = [app.model, look, effect, rival, isCurrent, isMuted, isChosen, isWriting, count, width, state.sampling];
-    if (!changed(...shown)) return;
+    const shown = [app.model, look, effect, rival, isCurrent, isMuted, isChosen, isWriting, count, width];
+    if (!changed(...shown, state.sampling)) return;
     const { phrase, breaks } = app.model.heads[head.layer][head.head];
     const many = breaks > MANY ? "breaks many letters" : "";
     setText(usually, [phrase && `usually: ${phrase}`, many].filter(Boolean).join(" · "));

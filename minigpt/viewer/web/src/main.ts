@@ -47,7 +47,7 @@ function start(payload: Payload) {
   const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
     ? [check, h("a", { href: "#", target: "_blank" }, "Open the whole page")]
-    : [copyButton(app), h("span", `works offline, written by minigpt ${payload.version}`)];
+    : [copyButton(app), h("span", `The model runs in this page, without a network. By minigpt ${payload.version}.`)];
   root.replaceChildren(
     ...(only ? [] : [header(app, check, strip ? null : pin)]),
     ...payload.warnings.map((warning) => h("p.message", warning)),
@@ -90,7 +90,7 @@ function checkArithmetic(app: App, element: HTMLElement) {
       const detail = "When minigpt wrote the page, it computed logits at the letter that was selected first. " +
         `Those of ${all} here differ by at most ${largest(differences).toExponential(0)}. ` +
         (rounding > 5e-4 ? rounded : "");
-      const claim = models.length > 1 ? `✓ ${all} compute what minigpt computes` : "✓ computes what minigpt computes";
+      const claim = models.length > 1 ? `✓ ${all} compute as minigpt does` : "✓ computes as minigpt does";
       element.replaceChildren(explained(claim, detail));
     } };
   });
@@ -116,11 +116,10 @@ function header(app: App, check: HTMLElement, pin: HTMLElement | null) {
     const { name, step, parameters, summary, config } = models[model];
     const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
     title.replaceChildren(h("bdi", name));
-    const article = /^[LR]/.test(kind) ? "An" : "A"; // an LSTM, an RNN
-    const size = `${article} ${kind} of ${parameters.toLocaleString("en")} `;
+    const size = `${kind} of ${parameters.toLocaleString("en")} `;
     const isEarlier = app.moment >= 0 && model !== app.film.at(-1);
     const age = isEarlier ? `as it was at step ${step.toLocaleString("en")}` : summary;
-    about.replaceChildren(size, term("parameters"), `, ${age}. It runs inside this page.`);
+    about.replaceChildren(size, term("parameters"), `, ${age}`);
   });
   const keys = !isTouch() && h("button.quiet", { onclick: openHelp }, "Keys");
   const restart = h("button.quiet", { onclick: () => app.restart() }, "Start again");
@@ -140,10 +139,10 @@ function chooseModel(app: App, pin: HTMLElement | null) {
 }
 
 function pinButton(app: App) {
-  const pin = h("button.pin", { onclick: () => app.pin() });
+  const pin = h("button.pin", { title: "Compare this model with what you show next", onclick: () => app.pin() });
   app.panels.push(({ pinned }) => {
     pin.setAttribute("aria-pressed", String(pinned !== null));
-    setText(pin, pinned === null ? "Pin to compare" : `Compared with ${named(app.payload.models[pinned])} ✕`);
+    setText(pin, pinned === null ? "Compare" : `✕ compared with ${named(app.payload.models[pinned])}`);
   });
   return pin;
 }

@@ -21,7 +21,7 @@ export function nextPanel(app: App) {
   const input = h("input", { type: "range", id: "temperature", min: 0, max: 2, step: 0.05, oninput });
   const output = h("output", { for: "temperature" });
   const slider = h("div.slider", h("label", { for: "temperature" }, term("temperature")), input, output);
-  const title = h("h2", "Next letter after ", tail);
+  const title = h("h2", "Next ", h("i", "letter "), "after ", tail);
   const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, slider);
 
   function draw({ letters, selected, ids, sampling, pinned }: State) {

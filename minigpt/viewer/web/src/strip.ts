@@ -9,7 +9,7 @@ import type { Story } from "./film.js";
 const HEIGHT = 52, LINE = 14, LANE = 12, TOP = 10, RIGHT = 16;
 /** Pixels for the names of lanes, and the width of a plot that has room for their words. */
 const LEFT = 132, NARROW = 64, WIDE = 600;
-const LEGEND = "Heads that this letter needs. Darker: looks more at its letter";
+const LEGEND = ["Heads that this letter needs. Darker: looks more at its letter", "Heads it needs. Darker: looks more"];
 /** Milliseconds of the whole film. */
 const PLAYS = 6000;
 /** Pixels that a finger moves sideways before it moves the handle. */
@@ -48,7 +48,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const lossLine = shape("polyline", { class: "loss" }), chanceLine = shape("polyline", { class: "chance" });
   const dots = steps.map(() => shape("circle"));
   const lanes = Array.from({ length: hasHeads ? LANES : 0 }, (_, row) => lane(row));
-  const legend = shape("text", { y: HEIGHT + 10 }, new Text(LEGEND));
+  const legend = shape("text", { y: HEIGHT + 10 }, new Text());
   const ticks = steps.map((step, i) => {
     const anchor = i && i === last ? "end" : "middle";
     return shape("text", { y: height - 3, "text-anchor": anchor }, new Text(number(step)));
@@ -164,6 +164,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
     const points = values.map((value, i) => [x(i), y(value)]), isOpen = values.map(Number.isNaN);
     set(drawing, { viewBox: `0 0 ${width} ${height}` });
     set(legend, { x: left() - 8 });
+    setText(legend, LEGEND[width < WIDE ? 1 : 0]);
     ends.forEach((text, i) => set(text, { x: left() - 12, y: y(1 - i) + 4 }));
     set(lossLine, line(losses.map(([step, loss]) => [xOf(step), y(loss / highest)])));
     set(chanceLine, line(points.filter((_, i) => !isOpen[i])));

@@ -10,7 +10,9 @@ import type { App, Shade, State } from "./app.js";
 import type { Letter } from "./letters.js";
 
 /** The least and the most opacity of a shade: paler ones cannot be seen in the dark, nor letters on darker ones. */
-const PALEST = 0.12, DARKEST = 0.6;
+const PALEST = 0.12, DARKEST = 0.5;
+/** The least attention that has a shade. */
+const FAINTEST = 0.01;
 
 export function textPanel(app: App) {
   const before = h("span.unseen"), windowed = h("span"), after = h("span.after");
@@ -143,7 +145,8 @@ export function textPanel(app: App) {
 
 /** @param share how dark it is, from 0 to 1 @param places more classes */
 export function drawLetter(span: HTMLElement, { text }: Letter, share: number, places: string[]) {
-  const kind = text === " " ? "space" : text === "\n" ? "newline" : "", name = [kind, ...places].join(" ");
+  const kind = text === " " ? "space" : text === "\n" ? "newline" : "", isShaded = share >= FAINTEST;
+  const name = [kind, isShaded && "shaded", ...places].filter(Boolean).join(" ");
   setText(span, toField(text));
   if (span.className !== name) span.className = name;
   shadeBy(span, share);
@@ -151,6 +154,6 @@ export function drawLetter(span: HTMLElement, { text }: Letter, share: number, p
 
 /** @param share how dark it is, from 0 to 1 */
 function shadeBy(span: HTMLElement, share: number) {
-  const value = share < 0.01 ? "0%" : `${Math.round(100 * (PALEST + (DARKEST - PALEST) * share))}%`;
+  const value = share < FAINTEST ? "0%" : `${Math.round(100 * (PALEST + (DARKEST - PALEST) * share))}%`;
   if (span.style.getPropertyValue("--share") !== value) span.style.setProperty("--share", value);
 }
