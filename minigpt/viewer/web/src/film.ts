@@ -2,7 +2,7 @@
 
 import { argmax, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { attentionRow, chance, effectOf, FINDS, inWindow, letterOf, quoted, wordOf } from "./views.js";
+import { attentionRow, chance, effectOf, FINDS, inWindow, letterOf, LONGEST_WORD, quoted, wordOf } from "./views.js";
 import type { Look } from "./answers.js";
 import type { App } from "./app.js";
 import type { Letter } from "./letters.js";
@@ -117,5 +117,5 @@ function firstWord(app: App, written: number[] | undefined) {
   if (!written) return "";
   const { letters, selected } = app.state, isInside = /[\p{L}\p{M}\p{N}]/u.test(letters[selected].text);
   const word = isInside ? wordOf(letters.slice(0, selected + 1), selected) || letters[selected].text : "";
-  return (word + app.vocabulary.decode(written)).match(/[\p{L}\p{M}\p{N}]+/u)?.[0] ?? "";
+  return (word + app.vocabulary.decode(written)).match(/[\p{L}\p{M}\p{N}]+/u)?.[0].slice(0, LONGEST_WORD) ?? "";
 }

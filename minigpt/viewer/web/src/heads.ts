@@ -8,7 +8,7 @@ import type { Look } from "./answers.js";
 import type { App, Head, State } from "./app.js";
 
 /** The height of a strip of bars, in pixels. */
-const STRIP = 24;
+const STRIP = 20;
 /** The maximum number of tiles side by side. */
 const COLUMNS = 4;
 /** A change of a probability that stands out. */
@@ -61,7 +61,8 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
     order();
     const rival = state.pinned === null ? null : app.payload.models[state.pinned];
     const bars = `Bars${rival?.heads.length ? ` down: ${named(rival)}; up` : ""}: where each one looks. `;
-    if (changed(bars)) intro.replaceChildren(bars, term("without", "Without it"), ": what the model would expect.");
+    const what = app.muted.size ? "what becomes of the letter that all heads expect" : "what the model would expect";
+    if (changed(bars, what)) intro.replaceChildren(bars, term("without", "Without it"), `: ${what}.`);
     drawChosen(state);
   }
 
@@ -148,16 +149,15 @@ function tile(app: App, head: Head) {
     const shown = [app.model, look, effect, rival, isCurrent, isMuted, isChosen, isWriting, count, width];
     if (!changed(...shown, state.sampling)) return;
     const { phrase, breaks } = app.model.heads[head.layer][head.head];
-    const many = breaks > MANY ? "breaks many letters" : "";
-    setText(usually, [phrase && `usually: ${phrase}`, many].filter(Boolean).join(" · "));
-    usually.title = many && cost(breaks);
+    setText(usually, phrase && `usually: ${phrase}`);
+    without.title = cost(breaks);
     element.classList.toggle("chosen", isChosen);
     element.classList.toggle("muted", isMuted);
     element.classList.toggle("stale", !isCurrent);
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
     if (look) drawBars(look, rival, state, width);
-    if (look && effect && !isMuted) drawEffect(effectOf(look, effect.logits, (x) => app.probabilities(x)), count);
+    if (look && effect && !isMuted) drawEffect(effectOf(look, effect.logits, (x) => app.probabilities(x)), count, breaks);
     else setText(without, isMuted ? "switched off" : isWriting ? "" : "without it: …");
   }
 
@@ -171,14 +171,17 @@ function tile(app: App, head: Head) {
     strip(canvas, rows, Math.max(look.ids.length, 24), width || 200, color(hue));
   }
 
-  /** Say what the model would expect without this head. @param off the number of heads that are off */
-  function drawEffect({ expected, before, after, winner, share, breaks }: ReturnType<typeof effectOf>, off: number) {
-    const isLarge = Math.abs(after - before) >= LARGE;
-    if (Math.abs(after - before) < SMALL && !breaks) return setText(without, "without it: no change");
-    const change = [`${app.vocabulary.show(expected)}${off ? " (with all heads)" : ""} ${percent(before)} → `];
+  /** Say what the model would expect without this head. @param off the number of heads that are off
+   * @param cost the share of letters at which another one wins without it */
+  function drawEffect(effect: ReturnType<typeof effectOf>, off: number, cost: number) {
+    const { expected, before, after, winner, share, breaks } = effect, isLarge = Math.abs(after - before) >= LARGE;
+    if (Math.abs(after - before) < SMALL && !breaks) {
+      return setText(without, `without it: no change${cost > MANY ? " at this letter" : ""}`);
+    }
+    const change = `${app.vocabulary.show(expected)} ${percent(before)} → `;
     const now = breaks && ` now ${app.vocabulary.show(winner)} ${percent(share)}`;
     const kind = !isLarge ? "span" : breaks && !off ? "b.breaks" : "b";
-    without.replaceChildren("without it: ", ...change, h(kind, percent(after)), ...(now ? [now] : []));
+    without.replaceChildren("without it: ", change, h(kind, percent(after)), ...(now ? [now] : []));
   }
   return { element, canvas, button, power, index, draw };
 }

@@ -18,9 +18,10 @@ export function nextPanel(app: App) {
   const list = h("ol.bars", ...rows.map(({ element }) => element));
   const note = h("p.note");
   const oninput = () => app.set({ sampling: { ...app.state.sampling, temperature: Number(input.value) } });
-  const input = h("input", { type: "range", id: "temperature", min: 0, max: 2, step: 0.05, oninput });
+  const name = { "aria-label": "temperature" };
+  const input = h("input", { type: "range", id: "temperature", min: 0, max: 2, step: 0.05, oninput, ...name });
   const output = h("output", { for: "temperature" });
-  const slider = h("div.slider", h("label", { for: "temperature" }, term("temperature")), input, output);
+  const slider = h("div.slider", term("temperature"), input, output);
   const title = h("h2", "Next ", h("i", "letter "), "after ", tail);
   const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, slider);
 

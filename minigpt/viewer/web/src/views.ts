@@ -8,7 +8,7 @@ import type { Look } from "./answers.js";
 /** A change of attention that is worth a sentence. */
 export const FINDS = 0.3;
 /** Longer runs of letters, such as Chinese sentences, are not shown as words. */
-const LONGEST_WORD = 14;
+export const LONGEST_WORD = 14;
 
 /** The attention weights of a head at the selected letter, (selected + 1). @param head layer * n_head + head */
 export function attentionRow(look: Pick<Look, "attention" | "selected">, head: number) {
