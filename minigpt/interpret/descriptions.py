@@ -18,6 +18,7 @@ from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids, Tokenizer
 
+NO_PATTERN = "no clear pattern"
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
 BROAD = 0.9
 """A head without a pattern attends to many letters if its entropy is at least this fraction of the uniform."""
@@ -117,7 +118,7 @@ def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
         return "many letters at once"
     if scores and scores["distance"].values[at] <= NEARBY * scores["distance"].uniform:
         return "nearby letters"
-    return "no clear pattern"
+    return NO_PATTERN
 
 
 def _evidence(label: str, score: Score, at: tuple[int, int]) -> Evidence:

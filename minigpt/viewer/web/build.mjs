@@ -46,14 +46,14 @@ export const workerSource = {
   setup({ onResolve, onLoad }) {
     onResolve({ filter: /^worker:source$/ }, ({ path }) => ({ path, namespace: "worker" }));
     onLoad({ filter: /.*/, namespace: "worker" }, async () => {
-      return { contents: await bundle("src/worker.js"), loader: "text" };
+      return { contents: await bundle("src/worker.ts"), loader: "text" };
     });
   },
 };
 
 async function main() {
   const check = process.argv.includes("--check");
-  const files = { "page.js": await bundle("src/main.js", [workerSource]), "page.css": await bundle("src/page.css") };
+  const files = { "page.js": await bundle("src/main.ts", [workerSource]), "page.css": await bundle("src/page.css") };
   for (const [name, text] of Object.entries(files)) {
     const path = new URL(name, OUTPUT);
     if (!check) {

@@ -124,25 +124,26 @@ def test_the_cases_have_every_switch(cases: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def node() -> str:
-    if NODE is None:
-        pytest.skip("needs Node")
-    return NODE
+def node() -> list[str]:
+    """Return the command that runs TypeScript."""
+    if NODE is None or not (WEB / "node_modules/tsx").exists():
+        pytest.skip("needs Node, and `npm ci` in minigpt/viewer/web")
+    return [NODE, "--import", "tsx"]
 
 
-def test_the_page_shows_characters_as_python_does(node: str) -> None:
+def test_the_page_shows_characters_as_python_does(node: list[str]) -> None:
     """The marks are of the categories Mn, Mc and Me."""
     shown = [*map(chr, range(1, 0x180)), *"\u0301\u0903\u20dd\u200f\u2028\u3000\u3164\u2800\ue000\ufeff我😀"]
-    script = "import { glyph } from './src/letters.js';"
+    script = "import { glyph } from './src/letters.ts';"
     script += "console.log(JSON.stringify([...process.argv[1]].map(glyph)))"
-    command = [node, "--input-type=module", "-e", script, "".join(shown)]
+    command = [*node, "--input-type=module", "-e", script, "".join(shown)]
     ended = subprocess.run(command, cwd=WEB, capture_output=True, text=True, encoding="utf-8", check=True)
     assert json.loads(ended.stdout) == [glyph(character) for character in shown]
 
 
-def test_the_page_agrees_with_pytorch(cases: list[dict[str, Any]], node: str, tmp_path: Path) -> None:
+def test_the_page_agrees_with_pytorch(cases: list[dict[str, Any]], node: list[str], tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    command = [node, "test/agree.mjs", str(tmp_path / "cases.json")]
+    command = [*node, "test/agree.ts", str(tmp_path / "cases.json")]
     ended = subprocess.run(command, cwd=WEB, capture_output=True, text=True, encoding="utf-8", timeout=300)
     assert ended.returncode == 0, ended.stderr
     differences = json.loads(ended.stdout)
