@@ -102,7 +102,8 @@ export function storyOf(app: App, before?: Story): Story {
   const [said, says] = [looks[event - 1], looks[event]].map((look) => firstWord(app, look?.written));
   const isOther = said && says && said !== says;
   const words = isOther ? `Before: “${said}”, now: “${says}”` : `${letter} ${was}% → ${is}%`;
-  return { ...story, sentence: `${finds}${words}.` };
+  const off = looks[event]?.muted.length ? "with heads off, " : "";
+  return { ...story, sentence: `${off}${finds}${words}.` };
 }
 
 /** The word that a model would write from the selected letter on, with the letters of it that are there. */
