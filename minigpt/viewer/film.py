@@ -55,8 +55,9 @@ class Film:
             raise UserError("a checkpoint folder has no other steps; name its run")
         room = most_moments(opened.weights, [other.weights for other in others])
         saved = sorted({*saved_steps(run), step})  # it may be quarantined
-        if len(saved) == 1 and not opened.metadata.imported:
-            log("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
+        if len(saved) == 1:
+            more = "training keeps more" if opened.metadata.imported else "train.frames keeps more, in longer runs"
+            log(f"no film: the run has the weights of only one step ({more})")
         elif len(saved) > 1 and room < 2:
             log("no film: the weights of another step do not fit into the page")
         if named is not None:

@@ -5,43 +5,32 @@ import type { EffectAnswer, LookAnswer, Reply, Request } from "./session.js";
 /** A letter, as a model sees it. */
 export type Position = {
   model: number;
-  /** the first token in the window of the model */
-  from: number;
-  /** the tokens from there to the end of the window */
-  ids: number[];
-  /** the index of the token in `ids` */
-  selected: number;
-  /** heads that are switched off, as layer * n_head + head, in order */
-  muted: number[];
+  from: number; // the first token in the window of the model
+  ids: number[]; // the tokens from there to the end of the window
+  selected: number; // the index of the token in `ids`
+  muted: number[]; // heads that are switched off, as layer * n_head + head, in order
   key: string;
 };
 /** Equal keys have equal answers. */
 export type Question = {
   kind: Request["kind"]; key: string; position: Position; layer?: number; head?: number;
-  /** layer * n_head + head */
-  index?: number;
+  index?: number; // layer * n_head + head
   /** what a question that is asked once is for */
   use?: (reply: Reply) => void;
 };
 /** What a model computed for the selected letter. */
 export type Look = Position & Omit<LookAnswer, "kind"> & {
-  /** what changes without a head, by layer * n_head + head */
-  effects: Map<number, EffectAnswer>;
-  /** logits with all heads on */
-  whole?: Float32Array;
-  /** the most likely continuation */
-  written?: number[];
+  effects: Map<number, EffectAnswer>; // what changes without a head, by layer * n_head + head
+  whole?: Float32Array; // logits with all heads on
+  written?: number[]; // the most likely continuation
 };
 
 export class Answers {
-  /** What the answers are about. */
-  place = "";
-  /** The most important one first. */
-  wanted: Question[] = [];
+  place = ""; // what the answers are about
+  wanted: Question[] = []; // the most important one first
   /** What was answered about the place, by key: looks, and null for the rest. */
   known = new Map<string, Look | null>();
-  /** The request on its way. */
-  sent: { id: number, question: Question } | undefined;
+  sent: { id: number, question: Question } | undefined; // the request on its way
   requests = 0;
 
   /** @param send sends a request, and gives up the last one */

@@ -18,23 +18,16 @@ export type Shade = "head" | "surprise" | "learned" | "nothing";
 export type State = {
   text: string;
   letters: Letter[];
-  /** all tokens of the text */
-  ids: number[];
-  /** the index of a letter */
-  selected: number;
+  ids: number[]; // all tokens of the text
+  selected: number; // the index of a letter
   model: number;
-  /** a model to compare `model` with */
-  pinned: number | null;
-  /** the chosen one */
-  head: Head | null;
-  /** the one under the mouse */
-  preview: Head | null;
+  pinned: number | null; // a model to compare `model` with
+  head: Head | null; // the chosen one
+  preview: Head | null; // the one under the mouse
   shade: Shade;
-  /** heads that are switched off, by model */
-  muted: Set<number>[];
+  muted: Set<number>[]; // heads that are switched off, by model
   sampling: Filters;
-  /** what the visitor should know */
-  message: string;
+  message: string; // what the visitor should know
 };
 
 export const MAX_LETTERS = 4000;
@@ -48,21 +41,15 @@ export class App {
   history = new History();
   writer: Writer;
   answers: Answers;
-  /** Letters that the message names. */
-  unknown: string[] = [];
+  unknown: string[] = []; // letters that the message names
   notice: ReturnType<typeof setTimeout> | undefined;
   isScheduled = false;
-  /** Where each model is asked about the selected letter. */
-  positions: Position[] = [];
-  /** The last look of each model before, to show until the new one comes. */
-  before: (Look | null)[];
-  /** What is asked once: the newest request for details, and checks of the arithmetic. */
-  once: Question[] = [];
+  positions: Position[] = []; // where each model is asked about the selected letter
+  before: (Look | null)[]; // the last look of each model before, to show until the new one comes
+  once: Question[] = []; // what is asked once: the newest request for details, and checks of the arithmetic
   sheets = 0;
-  /** The moments of the run that the page is about, as models, by their steps; empty if only one. */
-  film: number[];
-  /** The chosen head, which a model may not have. */
-  head: Head | null = null;
+  film: number[]; // the moments of the run that the page is about, as models, by their steps; empty if only one
+  head: Head | null = null; // the chosen head, which a model may not have
   state: State;
 
   /** @param send sends a request to the engine */

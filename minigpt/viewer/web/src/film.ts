@@ -8,27 +8,20 @@ import type { App } from "./app.js";
 import type { Letter } from "./letters.js";
 
 export type Lane = {
-  /** layer * n_head + head */
-  head: number;
-  /** of the token that it attends to at the end */
-  position: number;
-  /** its attention to this token at each moment, NaN if not computed */
-  shares: number[];
+  head: number; // layer * n_head + head
+  position: number; // of the token that it attends to at the end
+  shares: number[]; // its attention to this token at each moment, NaN if not computed
 };
 /** The probability of a token at each moment, NaN if not computed. */
 export type Curve = { values: number[], token: number };
 export type Story = {
-  /** whether all was known */
-  isComplete: boolean;
-  /** whether it is about a letter that was selected before */
-  isOld: boolean;
+  isComplete: boolean; // whether all was known
+  isOld: boolean; // whether it is about a letter that was selected before
   curve: Curve;
-  /** the letter that the curve is about, in quotes */
-  letter: string;
+  letter: string; // the letter that the curve is about, in quotes
   /** name: such as `2·2 → “A” of Anna`; short: without the word */
   lanes: (Lane & { name: string, short: string })[];
-  /** the moment of the greatest change, or -1, and what happens there */
-  event: number;
+  event: number; // the moment of the greatest change, or -1, and what happens there
   sentence: string;
 };
 
@@ -109,7 +102,8 @@ export function storyOf(app: App, before?: Story): Story {
   const [said, says] = [looks[event - 1], looks[event]].map((look) => firstWord(app, look?.written));
   const isOther = said && says && said !== says;
   const words = isOther ? `Before: “${said}”, now: “${says}”` : `${letter} ${was}% → ${is}%`;
-  return { ...story, sentence: `${finds}${words}.` };
+  const off = looks[event]?.muted.length ? "with heads off, " : "";
+  return { ...story, sentence: `${off}${finds}${words}.` };
 }
 
 /** The word that a model would write from the selected letter on, with the letters of it that are there. */

@@ -100,7 +100,7 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
         return h("p.turn", `Without ${it}, ${who} looks at ${where}.`);
       }),
       h("p", share !== null && uniform !== null &&
-        `Where there is one, ${percent(share)} of its attention goes to it (${percent(uniform)} by chance).`),
+        `On average, if there is one, ${percent(share)} of its attention goes there (${percent(uniform)} by chance).`),
       h("p", cost(breaks)),
     );
   }
@@ -121,7 +121,7 @@ function rove(buttons: HTMLButtonElement[]) {
 
 /** @param breaks the share of letters at which another letter wins without a head */
 function cost(breaks: number) {
-  return `Without this head, another letter is the likeliest at ${percent(breaks)} of the second half of the text.`;
+  return `Without this head, another letter is the likeliest at ${percent(breaks)} of the start text's second half.`;
 }
 
 function tile(app: App, head: Head) {
@@ -157,7 +157,8 @@ function tile(app: App, head: Head) {
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
     if (look) drawBars(look, rival, state, width);
-    if (look && effect && !isMuted) drawEffect(effectOf(look, effect.logits, (x) => app.probabilities(x)), count, breaks);
+    const change = look && effect && !isMuted && effectOf(look, effect.logits, (x) => app.probabilities(x));
+    if (change) drawEffect(change, count, breaks);
     else setText(without, isMuted ? "switched off" : isWriting ? "" : "without it: …");
   }
 

@@ -87,10 +87,10 @@ function checkArithmetic(app: App, element: HTMLElement) {
       const all = models.length > 1 ? `all ${models.length} models` : "the model";
       const rounding = largest(models.map((model) => model.rounding));
       const rounded = `The weights are rounded to 8 bits, which changes chances by at most ${percent(rounding)}.`;
-      const detail = "When minigpt wrote the page, it computed logits at the letter that was selected first. " +
-        `Those of ${all} here differ by at most ${largest(differences).toExponential(0)}. ` +
+      const detail = "minigpt computed its logits at one letter, the first that is selected. " +
+        `Those of this page, of ${all}, differ by at most ${largest(differences).toExponential(0)}. ` +
         (rounding > 5e-4 ? rounded : "");
-      const claim = models.length > 1 ? `✓ ${all} compute as minigpt does` : "✓ computes as minigpt does";
+      const claim = `✓ ${all} ${models.length > 1 ? "give" : "gives"} minigpt's logits`;
       element.replaceChildren(explained(claim, detail));
     } };
   });
@@ -139,10 +139,15 @@ function chooseModel(app: App, pin: HTMLElement | null) {
 }
 
 function pinButton(app: App) {
-  const pin = h("button.pin", { title: "Compare this model with what you show next", onclick: () => app.pin() });
+  const onclick = () => {
+    app.pin();
+    if (app.state.pinned !== null) app.say("Now show another step or model: this one stays as an outline.");
+  };
+  const pin = h("button.pin", { onclick });
   app.panels.push(({ pinned }) => {
+    const { name, step } = app.payload.models[pinned ?? 0], short = app.film.includes(pinned ?? 0) ? "" : `${name}, `;
     pin.setAttribute("aria-pressed", String(pinned !== null));
-    setText(pin, pinned === null ? "Compare" : `✕ compared with ${named(app.payload.models[pinned])}`);
+    setText(pin, pinned === null ? "Compare" : `✕ ${short}step ${step.toLocaleString("en")}`);
   });
   return pin;
 }

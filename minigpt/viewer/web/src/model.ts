@@ -12,32 +12,21 @@ import type { Config, Weights } from "./weights.js";
 
 type Options = {
   muted?: Iterable<number>;
-  /** a run to reuse */
-  previous?: Run | null;
-  /** compute only the last position's logits; do not reuse such a run */
-  lastOnly?: boolean;
+  previous?: Run | null; // a run to reuse
+  lastOnly?: boolean; // compute only the last position's logits; do not reuse such a run
 };
 
 /** What the model computed for a text. Nobody changes it afterwards. */
 export type Run = {
-  /** (T) */
-  ids: number[];
-  /** heads, as layer * H + head */
-  muted: Set<number>;
-  /** (L + 1) times (T, C): the residual stream before each layer, and after the last */
-  x: Float32Array[];
-  /** (L) times (T, C): queries after QK-norm and RoPE, unscaled; head after head */
-  q: Float32Array[];
-  /** (L) times (T, C): keys, likewise */
-  k: Float32Array[];
-  /** (L) times (T, C): values */
-  v: Float32Array[];
-  /** (L) times the attention of position 0, 1, ...: (H, S) each; see `rowStart` */
-  weights: Float32Array[];
-  /** (L) times (T, C): the outputs of all heads, also of muted ones */
-  outputs: Float32Array[];
-  /** (T, V) */
-  allLogits: Float32Array;
+  ids: number[]; // (T)
+  muted: Set<number>; // heads, as layer * H + head
+  x: Float32Array[]; // (L + 1) times (T, C): the residual stream before each layer, and after the last
+  q: Float32Array[]; // (L) times (T, C): queries after QK-norm and RoPE, unscaled; head after head
+  k: Float32Array[]; // (L) times (T, C): keys, likewise
+  v: Float32Array[]; // (L) times (T, C): values
+  weights: Float32Array[]; // (L) times the attention of position 0, 1, ...: (H, S) each; see `rowStart`
+  outputs: Float32Array[]; // (L) times (T, C): the outputs of all heads, also of muted ones
+  allLogits: Float32Array; // (T, V)
   /** logits (V) of the token after `position` */
   logits: (position: number) => Float32Array;
 };
@@ -47,8 +36,7 @@ const POSITION_BASE = 10_000;
 
 export class Transformer {
   readonly vocabulary: number;
-  /** (context, D): sines and cosines in turn */
-  readonly rotations: Float32Array | null;
+  readonly rotations: Float32Array | null; // (context, D): sines and cosines in turn
 
   /** @param weights named as in the model's `state_dict()` */
   constructor(readonly config: Config, readonly weights: Weights) {

@@ -8,8 +8,7 @@ import type { Config, Weights } from "./weights.js";
 
 /** `outputs` are the hidden states (L) times (T, C). q, k, v and weights are empty: there are no heads. */
 export type States = Run & {
-  /** (L) times (T, C): the cells of an LSTM */
-  cells: Float32Array[];
+  cells: Float32Array[]; // (L) times (T, C): the cells of an LSTM
 };
 
 export class Recurrent {

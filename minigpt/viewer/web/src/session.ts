@@ -15,19 +15,15 @@ export type Request = {
   model: number;
   ids: number[];
   selected: number;
-  /** layer * H + head */
-  muted: number[];
+  muted: number[]; // layer * H + head
   layer?: number;
   head?: number;
 };
 export type LookAnswer = {
   kind: "look";
-  /** (V) after the selected token */
-  logits: Float32Array;
-  /** (T): the probability that the model gave to each token, NaN for the first */
-  surprise: Float32Array;
-  /** (L, H, selected + 1), of the selected position */
-  attention: Float32Array;
+  logits: Float32Array; // (V) after the selected token
+  surprise: Float32Array; // (T): the probability that the model gave to each token, NaN for the first
+  attention: Float32Array; // (L, H, selected + 1), of the selected position
 };
 export type EffectAnswer = Pick<LookAnswer, "logits" | "attention">;
 export type DetailAnswer = ReturnType<Transformer["detail"]>;

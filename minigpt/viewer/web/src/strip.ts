@@ -5,11 +5,14 @@ import { explained, h, percent, setText, view, watch } from "./dom.js";
 import type { App, State } from "./app.js";
 import type { Story } from "./film.js";
 
-/** Pixels: height of the curves, of the line above the lanes and of a lane, and the margins. */
-const HEIGHT = 52, LINE = 14, LANE = 12, TOP = 10, RIGHT = 16;
+/** Pixels: height of the curves, of the line above the lanes, of a lane and of the steps, and the margins. */
+const HEIGHT = 52, LINE = 14, LANE = 12, STEPS = 16, TOP = 10, RIGHT = 24;
 /** Pixels for the names of lanes, and the width of a plot that has room for their words. */
 const LEFT = 132, NARROW = 64, WIDE = 600;
-const LEGEND = ["Heads that this letter needs. Darker: looks more at its letter", "Heads it needs. Darker: looks more"];
+const ABOUT_LANES = "Up to three heads without which the chance falls most at the last step. The letter of a head is " +
+  "the one that it looks at most there. Dark: it looked there at that step, even if it was not needed yet.";
+/** The height of a window that has no room for lanes, in pixels, and the least opacity of a part of a lane. */
+const LOW = 704, PALE = 0.06;
 /** Milliseconds of the whole film. */
 const PLAYS = 6000;
 /** Pixels that a finger moves sideways before it moves the handle. */
@@ -33,7 +36,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const number = (step: number) => step.toLocaleString("en");
   const step = h("b"), loss = h("span"), chanceOf = h("span"), event = h("button.event", { onclick: () => jump() });
   const about = `A step changes all parameters once, to expect ${number(payload.batch)} letters of the text better. ` +
-    `The film shows ${film.length} steps: those between which the chances of the letters changed most.`;
+    `The film shows ${film.length} steps, equally far apart: those between which the letters' chances changed most.`;
   const chance = explained(chanceOf, "The probability of this letter, at the temperature that is set above.");
   const keys = h("span.legend", h("span.key", h("i.chance"), chance), h("span.key", h("i.loss"), "loss"));
   const caption = h("p.line", explained(step, about), loss, pin, event, keys);
@@ -42,23 +45,20 @@ export function stripPanel(app: App, pin: HTMLElement) {
     type: "range", min: 0, max: last, step: 1, "aria-label": "Step of training",
     oninput: () => (stop(), go(Number(slider.value))),
   });
-  const top = HEIGHT + LINE, height = (hasHeads ? top + LANES * LANE : HEIGHT) + 16; // the same, whatever is known
+  const top = HEIGHT + LINE;
   const losses = payload.losses.filter(([step]) => step <= steps[last]);
   const highest = losses.reduce((most, [, loss]) => Math.max(most, loss), 1e-9);
   const lossLine = shape("polyline", { class: "loss" }), chanceLine = shape("polyline", { class: "chance" });
   const dots = steps.map(() => shape("circle"));
   const lanes = Array.from({ length: hasHeads ? LANES : 0 }, (_, row) => lane(row));
-  const legend = shape("text", { y: HEIGHT + 10 }, new Text());
-  const ticks = steps.map((step, i) => {
-    const anchor = i && i === last ? "end" : "middle";
-    return shape("text", { y: height - 3, "text-anchor": anchor }, new Text(number(step)));
-  });
+  const meaning = h("span", "Heads it needs. Darker: looks more", h("i", " at its letter"));
+  const legend = h("p.lanes", explained(meaning, ABOUT_LANES));
+  const ticks = steps.map((step) => shape("text", { "text-anchor": "middle" }, new Text(number(step))));
   const ends = ["100%", "0%"].map((text) => shape("text", { "text-anchor": "end" }, new Text(text)));
-  const ghost = handle("ghost", height), knob = handle("handle", height);
+  const ghost = handle("ghost"), knob = handle("handle");
   const known = shape("g", {}, chanceLine, ...dots, ...lanes.map(({ group }) => group));
-  const fixed = [...ends, lossLine, ...(hasHeads ? [legend] : [])];
-  const drawing = shape("svg", { "aria-hidden": "true", height }, ...fixed, known, ...ticks, ghost, knob);
-  const plot = h("div.plot", slider, drawing);
+  const drawing = shape("svg", { "aria-hidden": "true" }, ...ends, lossLine, known, ...ticks, ghost, knob);
+  const plot = h("div.plot", slider, drawing, hasHeads && legend);
   const element = h("section.card.strip", { "aria-label": "Film of the training" }, caption, h("div.reel", play, plot));
   const changed = watch();
   let timer = 0, story: Story | undefined, width = 0, measured = -1;
@@ -111,7 +111,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
 
   let pressed = NaN; // where a finger came down
   plot.addEventListener("pointerdown", (event) => {
-    if ((event.target as Element).matches(".name")) return;
+    if ((event.target as Element).closest(".name, .lanes")) return;
     stop();
     pressed = event.clientX;
     if (event.pointerType === "mouse") drag(event);
@@ -162,25 +162,29 @@ export function stripPanel(app: App, pin: HTMLElement) {
     const y = (share: number) => TOP + (1 - share) * (HEIGHT - 2 * TOP);
     const line = (points: number[][]) => ({ points: points.map((point) => point.join(",")).join(" ") });
     const points = values.map((value, i) => [x(i), y(value)]), isOpen = values.map(Number.isNaN);
-    set(drawing, { viewBox: `0 0 ${width} ${height}` });
-    set(legend, { x: left() - 8 });
-    setText(legend, LEGEND[width < WIDE ? 1 : 0]);
+    const isLow = !hasHeads || window.innerHeight <= LOW; // then there is no room for lanes
+    const height = (isLow ? HEIGHT : top + LANES * LANE) + STEPS; // the same, whatever is known
+    set(drawing, { viewBox: `0 0 ${width} ${height}`, height });
+    legend.hidden = isLow;
+    legend.style.left = `${left() - 8}px`;
+    for (const part of [knob, ghost]) set(part.firstElementChild as Element, { y2: height - STEPS + 1 });
     ends.forEach((text, i) => set(text, { x: left() - 12, y: y(1 - i) + 4 }));
     set(lossLine, line(losses.map(([step, loss]) => [xOf(step), y(loss / highest)])));
     set(chanceLine, line(points.filter((_, i) => !isOpen[i])));
     const labeled = labels(last, x, moment);
     points.forEach(([cx, cy], i) => {
       set(dots[i], { class: isOpen[i] ? "dot open" : "dot", cx, cy: cy || 0, r: i === moment ? 5 : 3 });
-      set(ticks[i], { x: cx, visibility: labeled.has(i) ? "visible" : "hidden" });
+      set(ticks[i], { x: cx, y: height - 3, visibility: labeled.has(i) ? "visible" : "hidden" });
     });
     lanes.forEach(({ group, name, parts }, row) => {
       const { head, shares, name: whole, short } = rows[row] ?? { head: 0, shares: [], name: "", short: "" };
-      set(group, { class: `hue-${(head % n_head) % 8}` });
+      set(group, { class: `hue-${(head % n_head) % 8}`, visibility: isLow ? "hidden" : "visible" });
       setText(name, width < WIDE ? short : whole);
       set(name, { x: left() - 12 });
       parts.forEach((part, i) => {
         const from = x(Math.max(0, i - 0.5)), to = x(Math.min(last, i + 0.5));
-        set(part, { "fill-opacity": (shares[i] || 0).toFixed(2), x: from, width: to - from });
+        const opacity = rows[row] ? Math.max(PALE, shares[i] || 0).toFixed(2) : 0;
+        set(part, { "fill-opacity": opacity, x: from, width: to - from });
       });
     });
     set(knob, { transform: `translate(${x(moment)} 0)` });
@@ -193,14 +197,14 @@ export function stripPanel(app: App, pin: HTMLElement) {
 function labels(last: number, x: (moment: number) => number, current: number) {
   const labeled = new Set([last]);
   for (const moment of [current, ...Array(last).keys()]) {
-    const fits = (other: number) => Math.abs(x(moment) - x(other)) > (other === last ? 52 : 34);
+    const fits = (other: number) => Math.abs(x(moment) - x(other)) > 34;
     if ([...labeled].every(fits)) labeled.add(moment);
   }
   return labeled;
 }
 
 /** A handle at 0. */
-function handle(name: string, height: number) {
-  const bar = shape("line", { x1: 0, x2: 0, y1: 8, y2: height - 15 });
+function handle(name: string) {
+  const bar = shape("line", { x1: 0, x2: 0, y1: 8 });
   return shape("g", { class: name }, bar, shape("rect", { x: -6, y: 1, width: 12, height: 12, rx: 3 }));
 }

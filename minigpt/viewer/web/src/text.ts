@@ -10,7 +10,7 @@ import type { App, Shade, State } from "./app.js";
 import type { Letter } from "./letters.js";
 
 /** The least and the most opacity of a shade: paler ones cannot be seen in the dark, nor letters on darker ones. */
-const PALEST = 0.12, DARKEST = 0.5;
+const PALEST = 0.16, DARKEST = 0.5;
 /** The least attention that has a shade. */
 const FAINTEST = 0.01;
 
@@ -21,7 +21,7 @@ export function textPanel(app: App) {
   const field = textField(app, letterAt);
   const paper = h("div.paper", drawn, field.area);
   const write = h("button.primary", { onclick: () => app.write() }, "Write");
-  const step = h("button", { onclick: () => app.step() }, "Step");
+  const step = h("button", { onclick: () => app.step() }, "One letter");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
   const edit = h("button.touch", { onclick: field.startEditing }, "Edit");
   const shades = { head: "the chosen head", surprise: "surprise", learned: "when it was learned", nothing: "nothing" };
@@ -66,7 +66,7 @@ export function textPanel(app: App) {
     setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
     const looks = state.shade === "learned" ? app.film.map((model) => app.fresh(model)) : [];
     const next = writer.isWriting ? "" : app.vocabulary.decode(app.fresh()?.written ?? []);
-    if (!changed(text, selected, look, app.shadingHead, state.shade, next, state.model, ...looks)) return;
+    if (!changed(text, selected, look, count, app.shadingHead, state.shade, next, state.model, ...looks)) return;
     const first = letterOf(letters, app.positions[state.model].from);
     const last = Math.min(letters.length, first + app.context(state.model));
     setText(before, toField(text.slice(0, letters[first].start)));
@@ -138,7 +138,8 @@ export function textPanel(app: App) {
     const strongest = argmax(shares);
     if (!shares[strongest]) return start;
     const most = `${quoted(app.state.letters, strongest)}: ${percent(shares[strongest])}`;
-    return `${start}Here, head ${head.layer}·${head.head} attends most to ${most}.`;
+    const isOff = app.muted.has(app.index(head)) ? " (it is off)" : "";
+    return `${start}Here, head ${head.layer}·${head.head}${isOff} attends most to ${most}.`;
   }
   return { element, draw };
 }

@@ -4,26 +4,21 @@ import type { Filters } from "./filters.js";
 import type { Config, Tensor } from "./weights.js";
 
 export type Description = {
-  /** what the head attends to, or "" if there is no pattern */
-  phrase: string;
+  phrase: string; // what the head attends to, or "" if there is no pattern
   /** the share of its attention there, where there is such a letter, and that of uniform attention; null: no pattern */
   share: number | null;
   uniform: number | null;
-  /** the share of letters at which the first choice changes without the head */
-  breaks: number;
+  breaks: number; // the share of letters at which the first choice changes without the head
 };
 export type Model = {
   name: string;
   step: number;
   parameters: number;
-  /** how long and when it was trained */
-  summary: string;
+  summary: string; // how long and when it was trained
   config: Config;
   weights: Record<string, Tensor<string>>;
-  /** minigpt's own logits, to compare with */
-  check: { ids: number[], logits: number[] };
-  /** the largest change of a probability because weights are rounded */
-  rounding: number;
+  check: { ids: number[], logits: number[] }; // minigpt's own logits, to compare with
+  rounding: number; // the largest change of a probability because weights are rounded
   heads: Description[][];
 };
 export type Payload = {
@@ -32,12 +27,9 @@ export type Payload = {
   tokenizer: "char" | "byte";
   vocabulary?: string[];
   text: string;
-  /** the moments of the run, as indices of models, by their steps */
-  film: number[];
-  /** letters in a step of the training */
-  batch: number;
-  /** steps and training losses of the run */
-  losses: [number, number][];
+  film: number[]; // the moments of the run, as indices of models, by their steps
+  batch: number; // letters in a step of the training
+  losses: [number, number][]; // steps and training losses of the run
   selected: number;
   head: [number, number] | null;
   sample: Filters;

@@ -95,12 +95,10 @@ export function effectOf(look: Look, logits: Float32Array, softmax: (logits: Flo
 }
 
 export type Turn = {
-  /** layer * n_head + head of the one that is off, and of the one that looks elsewhere then */
-  off: number, head: number;
+  off: number, head: number; // layer * n_head + head of the one that is off, and of the one that looks elsewhere then
   /** the position that gets most attention with and without `off`, and its share */
   from: number, before: number, to: number, after: number;
-  /** what `from` gets less */
-  lost: number;
+  lost: number; // what `from` gets less
 };
 
 /** The heads that attend to another token when an earlier one is off, the greatest loss first. */

@@ -5,8 +5,7 @@ import type { Vocabulary } from "./letters.js";
 
 export class Writer {
   mode: "idle" | "step" | "write" = "idle";
-  /** The bytes of an unfinished letter. */
-  bytes: number[] = [];
+  bytes: number[] = []; // the bytes of an unfinished letter
   sessions = 0;
 
   constructor(readonly vocabulary: Vocabulary) {}
