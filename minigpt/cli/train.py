@@ -115,8 +115,8 @@ def train(
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
-    Without --minutes, this takes a few minutes on two server cores. Without TEXT, train on the source code of Python's
-    library. Ctrl-C saves and stops.
+    Without --minutes, this takes a few minutes on two server cores. Without TEXT, train on little stories, with the
+    preset stories. Ctrl-C saves and stops.
 
     Examples:
       minigpt train
@@ -218,7 +218,7 @@ def _start(processes: "Processes", new: NewRun) -> int:
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.dial import fit_minutes
-    from minigpt.training.setup import describe, prepare_run
+    from minigpt.training.setup import DEFAULT, describe, prepare_run
 
     def read_start() -> "Checkpoint | None":
         if new.name is not None:
@@ -236,9 +236,10 @@ def _start(processes: "Processes", new: NewRun) -> int:
     start, program = processes.share(processes.together(read_start)), peak_memory()
     with waiting("reading the text"):
         prepared = processes.together(prepare)
-    if prepared.is_fitted and not new.minutes:
-        fitted = f"fitted settings: {describe(prepared.config, prepared.data)}"
-        prepared = replace(prepared, notices=(fitted, *prepared.notices))
+    if not new.minutes and (prepared.is_fitted or new.config is None):
+        kind = "fitted settings" if prepared.is_fitted else f"preset {DEFAULT}"
+        settings = f"{kind}: {describe(prepared.config, prepared.data)}"
+        prepared = replace(prepared, notices=(settings, *prepared.notices))
     if new.minutes:
         prepared = fit_minutes(prepared, 60 * new.minutes - (time.perf_counter() - STARTED), processes)
     if new.dry_run:

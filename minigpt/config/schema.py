@@ -56,7 +56,7 @@ Texts = Annotated[
 class DataConfig(Section):
     """The text and its tokenizer."""
 
-    source: Texts = Field(("builtin:python",), min_length=1)
+    source: Texts = Field(("builtin:stories",), min_length=1)
     """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME` or a list."""
     tokenizer: Literal["char", "byte"] = "char"
     """`char`: one token per distinct character of the text. `byte`: one token per UTF-8 byte, for any text."""

@@ -29,6 +29,8 @@ from minigpt.training.schedule import run_steps
 if TYPE_CHECKING:
     from minigpt.training.timing import StepTime
 
+DEFAULT = "stories"
+"""The preset of a run without a text: its heads can be described, and its sentences read."""
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
 
@@ -69,7 +71,7 @@ def prepare_run(
     start: Checkpoint | None = None,
     processes: int = 1,
 ) -> PreparedRun:
-    """Prepare a new run on `text`, on the text of a preset, or on `builtin:python`.
+    """Prepare a new run on `text`, or on the text of a preset. Without both, it is the preset `stories`.
 
     Without a shipped preset, fit the other settings to the text.
 
@@ -85,6 +87,8 @@ def prepare_run(
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
     text = [text] if isinstance(text, str) else text
+    if not (text or preset or start or any(assignment.startswith("data.source=") for assignment in assignments)):
+        preset = DEFAULT
     sources = _gather(text, preset, assignments, start, processes)
     is_fitted = not any(label.startswith(presets.PRESET) for label, _ in sources)
     resolved = resolve.resolve(*sources, complete=not is_fitted)

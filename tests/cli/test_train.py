@@ -61,11 +61,11 @@ def pasted(cli: Cli, done: Done, label: str, *more: str) -> Done:
 # ---- texts, settings and names ----
 
 
-def test_without_arguments_it_trains_on_the_library_of_python(cli: Cli) -> None:
+def test_without_arguments_it_trains_on_little_stories(cli: Cli) -> None:
     done = cli("train", *ONE_STEP, "-s", "data.val_fraction=0.0001")
     assert (done.code, done.out) == (0, "")
-    assert "run runs/python-1" in done.err.replace("\\", "/")
-    assert 'source:\n  - "builtin:python"' in Path("runs/python-1/config.yaml").read_text(encoding="utf-8")
+    assert "run runs/stories-1" in done.err.replace("\\", "/")
+    assert 'source:\n  - "builtin:stories"' in Path("runs/stories-1/config.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="needs Linux")
