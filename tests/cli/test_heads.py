@@ -30,16 +30,16 @@ def test_layer_and_head_select_rows(cli: Cli, choice: list[Any], heads: list[str
 
 
 def test_the_summary_names_the_strongest_pattern_beside_its_baseline(cli: Cli) -> None:
-    scores = {(head["layer"], head["head"]): head["scores"] for head in cli("inspect", "--json").json["heads"]}
+    scores = {(head["layer"], head["head"]): head["statistics"] for head in cli("inspect", "--json").json["heads"]}
     head, *rows = cli("inspect", "--table").out.splitlines()
     assert head.split("  ")[0] == "head"
     for row in rows:
-        place, phrase, pattern, weight, uniform, distance = re.split("  +", row)
+        place, phrase, pattern, share, uniform, distance = re.split("  +", row)
         layer, number = map(int, place.split("."))
         found = scores[layer, number]
         patterns = [name for name in PATTERNS if found[name]["value"] is not None]
         best = max(patterns, key=lambda name: found[name]["value"] - found[name]["uniform"])
-        assert (pattern, weight) == (best, f"{found[best]['value']:.2f}"), phrase
+        assert (pattern, share) == (best, f"{found[best]['value']:.2f}"), phrase
         assert uniform == f"{found[best]['uniform']:.2f}"
         assert distance == f"{found['distance']['value']:.2f}"
 
@@ -79,7 +79,7 @@ def test_json_of_one_head_has_its_weights(cli: Cli, folder: Path) -> None:
     (head,) = found["heads"]
     assert (head["layer"], head["head"]) == (1, 0)
     previous = head_scores(activations.weights, list(text))["previous"]
-    assert head["scores"]["previous"]["value"] == previous.values[1, 0].item()
+    assert head["statistics"]["previous"]["value"] == previous.values[1, 0].item()
 
 
 # ---- the excerpt ----
