@@ -10,6 +10,7 @@ import torch
 from command_line import VERSE, Cli
 from pages import page_data
 
+from minigpt.interpret.descriptions import NO_PATTERN
 from minigpt.interpret.extract import extract
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.load import load_model
@@ -57,9 +58,8 @@ def test_heads_have_the_names_of_the_page(cli: Cli, empty_folder: Path) -> None:
     cli("import", "stories")
     text = ("--text", 'Jakob has a new boat. She says: "I am ')
     cli("inspect", "stories-1", *text)
-    names = [
-        head["phrase"] for layer in page_data(Path("inspect.html").read_text())["models"][0]["heads"] for head in layer
-    ]
+    layers = page_data(Path("inspect.html").read_text())["models"][0]["heads"]
+    names = [head["phrase"] or NO_PATTERN for layer in layers for head in layer]
     assert "the girl's name, after She" in names
     for words in ([], text):
         assert [head["attends_to"] for head in cli("inspect", *words, "--json").json["heads"]] == names
