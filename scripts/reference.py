@@ -27,7 +27,8 @@ def commands() -> str:
         r"\*\*Usage\*\*:\n\n```console\n.*\n```\n\n|(?m:^\* `-h, --help`: .*\n)", "", page
     )  # the arguments follow
     top, heading, rest = page.partition("\n## ")
-    page = f"{top}\n`RUN` is {RUN.replace('A', 'a', 1)}\n{heading}{rest.replace(RUN, 'A run or checkpoint: see above.')}"
+    rest = rest.replace(RUN, "A run or checkpoint: see above.")
+    page = f"{top}\n`RUN` is {RUN.replace('A', 'a', 1)}\n{heading}{rest}"
     return re.sub(r"^Examples:\n((?:  .*\n)+)", _as_block, page, flags=re.MULTILINE)
 
 

@@ -56,7 +56,7 @@ def print_heads(
                 "layer": at[0],
                 "head": at[1],
                 "attends_to": phrase,
-                "statistics": {name: {"value": s.values[at].item(), "uniform": s.uniform} for name, s in scores.items()},
+                "statistics": {k: {"value": s.values[at].item(), "uniform": s.uniform} for k, s in scores.items()},
             }
             for at, phrase in zip(chosen, phrases, strict=True)
         ],
