@@ -11,6 +11,7 @@ from typer.cli import get_docs_for_click
 
 from minigpt.cli.app import app
 from minigpt.cli.config import type_name
+from minigpt.cli.options import RUN
 from minigpt.config.presets import presets
 from minigpt.config.resolve import show
 from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
@@ -25,6 +26,9 @@ def commands() -> str:
     page = re.sub(
         r"\*\*Usage\*\*:\n\n```console\n.*\n```\n\n|(?m:^\* `-h, --help`: .*\n)", "", page
     )  # the arguments follow
+    top, heading, rest = page.partition("\n## ")
+    rest = rest.replace(RUN, "A run or checkpoint: see above.")
+    page = f"{top}\n`RUN` is {RUN.replace('A', 'a', 1)}\n{heading}{rest}"
     return re.sub(r"^Examples:\n((?:  .*\n)+)", _as_block, page, flags=re.MULTILINE)
 
 
@@ -55,8 +59,8 @@ def settings() -> str:
         for key, field in annotation.model_fields.items():
             kind = type_name(field.annotation).replace("|", "\\|")
             lines.append(f"| `{name}.{key}` | {kind} | `{show(field.default)}` | {field.description} |")
-    lines += ["", "## Model families", "", "`model.family: classic` has different defaults:", ""]
-    lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
+    classic = ", ".join(f"`{key}: {show(value)}`" for key, value in FAMILIES["classic"].items())
+    lines += ["", "## Model families", "", f"`classic` has other defaults: {classic}."]
     unused = ", ".join(f"`{key}`" for key in NO_ATTENTION)
     rates = ", ".join(f"`{family}` {rate}" for family, rate in RECURRENT.items())
     lines += ["", f"Recurrent families have biases, their own `optim.lr` ({rates}), and no {unused}."]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from minigpt.interpret.scores import Score
     from minigpt.storage.checkpoint import Checkpoint
 
-HEAD = ("head", "attends to", "strongest", "weight", "if uniform", "distance")
+HEAD = ("head", "attends to", "strongest", "share", "if uniform", "distance")
 
 
 def print_heads(
@@ -56,7 +56,7 @@ def print_heads(
                 "layer": at[0],
                 "head": at[1],
                 "attends_to": phrase,
-                "scores": {name: {"value": s.values[at].item(), "uniform": s.uniform} for name, s in scores.items()},
+                "statistics": {k: {"value": s.values[at].item(), "uniform": s.uniform} for k, s in scores.items()},
             }
             for at, phrase in zip(chosen, phrases, strict=True)
         ],

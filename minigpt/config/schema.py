@@ -143,7 +143,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """Length, batches, evaluations and checkpoints. Set `steps` or `epochs`. Default: 2000 steps."""
+    """Duration, batches, evaluations and checkpoints. Set `steps` or `epochs`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Duration of the run in optimizer steps. 2000 if `epochs` is not set."""

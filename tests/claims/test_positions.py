@@ -26,7 +26,7 @@ ENCODER = replace(TORCH, sdpa=lambda q, k, v, dropout: scaled_dot_product_attent
 def test_claim_order() -> str:
     """Shuffle the earlier tokens in models without positional encodings: 1 to 3 layers, with and without the mask.
 
-    The mask reveals the order in models with two or more layers. The next statement says what a small GPT makes of it.
+    The mask reveals the order in models with two or more layers.
     """
     ids = torch.arange(12)[None]
     shuffled = torch.cat((ids[:, torch.randperm(11)], ids[:, -1:]), dim=1)

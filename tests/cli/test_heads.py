@@ -10,6 +10,7 @@ import torch
 from command_line import VERSE, Cli
 from pages import page_data
 
+from minigpt.interpret.descriptions import NO_PATTERN
 from minigpt.interpret.extract import extract
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.load import load_model
@@ -30,16 +31,16 @@ def test_layer_and_head_select_rows(cli: Cli, choice: list[Any], heads: list[str
 
 
 def test_the_summary_names_the_strongest_pattern_beside_its_baseline(cli: Cli) -> None:
-    scores = {(head["layer"], head["head"]): head["scores"] for head in cli("inspect", "--json").json["heads"]}
+    scores = {(head["layer"], head["head"]): head["statistics"] for head in cli("inspect", "--json").json["heads"]}
     head, *rows = cli("inspect", "--table").out.splitlines()
     assert head.split("  ")[0] == "head"
     for row in rows:
-        place, phrase, pattern, weight, uniform, distance = re.split("  +", row)
+        place, phrase, pattern, share, uniform, distance = re.split("  +", row)
         layer, number = map(int, place.split("."))
         found = scores[layer, number]
         patterns = [name for name in PATTERNS if found[name]["value"] is not None]
         best = max(patterns, key=lambda name: found[name]["value"] - found[name]["uniform"])
-        assert (pattern, weight) == (best, f"{found[best]['value']:.2f}"), phrase
+        assert (pattern, share) == (best, f"{found[best]['value']:.2f}"), phrase
         assert uniform == f"{found[best]['uniform']:.2f}"
         assert distance == f"{found['distance']['value']:.2f}"
 
@@ -57,9 +58,8 @@ def test_heads_have_the_names_of_the_page(cli: Cli, empty_folder: Path) -> None:
     cli("import", "stories")
     text = ("--text", 'Jakob has a new boat. She says: "I am ')
     cli("inspect", "stories-1", *text)
-    names = [
-        head["phrase"] for layer in page_data(Path("inspect.html").read_text())["models"][0]["heads"] for head in layer
-    ]
+    layers = page_data(Path("inspect.html").read_text())["models"][0]["heads"]
+    names = [head["phrase"] or NO_PATTERN for layer in layers for head in layer]
     assert "the girl's name, after She" in names
     for words in ([], text):
         assert [head["attends_to"] for head in cli("inspect", *words, "--json").json["heads"]] == names
@@ -79,7 +79,7 @@ def test_json_of_one_head_has_its_weights(cli: Cli, folder: Path) -> None:
     (head,) = found["heads"]
     assert (head["layer"], head["head"]) == (1, 0)
     previous = head_scores(activations.weights, list(text))["previous"]
-    assert head["scores"]["previous"]["value"] == previous.values[1, 0].item()
+    assert head["statistics"]["previous"]["value"] == previous.values[1, 0].item()
 
 
 # ---- the excerpt ----
