@@ -87,7 +87,8 @@ def prepare_run(
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
     text = [text] if isinstance(text, str) else text
-    if not (text or preset or start or any(assignment.startswith("data.source=") for assignment in assignments)):
+    has_source = any(assignment.startswith("data.source=") for assignment in assignments)
+    if not text and preset is None and start is None and not has_source:
         preset = DEFAULT
     sources = _gather(text, preset, assignments, start, processes)
     is_fitted = not any(label.startswith(presets.PRESET) for label, _ in sources)

@@ -148,12 +148,22 @@ def test_the_page_starts_again(page: Any) -> None:
 
 
 def test_the_command_for_the_text_is_copied(made: Made, opened: Opener) -> None:
-    script = "Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (t) => { window.copied = t; } } })"
+    script = (
+        "Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (t) => { window.copied = t; } } })"
+    )
     shown = opened(made.content.replace("Before we", "Befor' we"), script=script)
     shown.tab.click("button:text-is('Copy the minigpt command that continues this text')")
     shown.until("() => window.copied")
     command = shlex.split(shown.ask("() => window.copied"))
-    assert command == ["minigpt", "sample", "made@100", "--temperature", "0", "--prompt", START.replace("Before we", "Befor' we")]
+    assert command == [
+        "minigpt",
+        "sample",
+        "made@100",
+        "--temperature",
+        "0",
+        "--prompt",
+        START.replace("Before we", "Befor' we"),
+    ]
 
 
 def test_a_click_below_the_text_types_at_its_end(page: Any) -> None:
@@ -627,7 +637,9 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     assert_shows(shown, made, START[:21])
     assert not shown.tab.locator("button:text-is('Keys')").is_visible()
     for buttons, least in ((".controls button", 40), (".tile .choose, .play", 44), (".bars button", 30)):
-        assert min(one.bounding_box()["height"] for one in shown.tab.locator(buttons).all() if one.is_visible()) >= least
+        assert (
+            min(one.bounding_box()["height"] for one in shown.tab.locator(buttons).all() if one.is_visible()) >= least
+        )
     shown.assert_quiet()
 
 
