@@ -13,7 +13,7 @@ from minigpt.errors import UserError, escape
 from minigpt.training.signals import SIGHUP, handle
 
 course_app = typer.Typer(**LIST)
-LAST_CHAPTER = 11
+LAST_CHAPTER = 12
 MAX_SEED = 2**32 - 1
 
 
@@ -31,7 +31,7 @@ ChapterNumber = Annotated[
 
 @course_app.callback(invoke_without_command=True)
 def course(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Build a GPT letter by letter, in eleven chapters. Without a command, list them.
+    """Build a GPT letter by letter, in twelve chapters. Without a command, list them.
 
     Examples:
       minigpt course                       the chapters

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.course import letters, networks
+from minigpt.course import film, letters, networks
 
 RECORDED = Path(__file__).with_name("chapters.json")
 """The titles and numbers of the chapters. scripts/record_course writes the values of SEEDS."""
@@ -65,7 +65,7 @@ class Chapter:
 
 MEASURES = (
     letters.guess, letters.average, letters.fox, letters.scale, letters.one_head, networks.positions, networks.heads,
-    networks.block, networks.yours, networks.learned, networks.replaced,
+    networks.block, networks.yours, networks.spectrum, film.learned, networks.replaced,
 )  # fmt: skip
 """What trains and measures the numbers of each chapter, for a seed."""
 CHAPTERS = tuple(
