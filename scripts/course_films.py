@@ -20,11 +20,12 @@ from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
 
 Row = dict[str, Any]
+"""The result of a seed: its losses, P(A), the step at which it passed one half, the most needed head, and when."""
 LAST = re.compile(r"seed (\d+): half at step (\d+|none), head (\d·\d), P\(A\) (\d+)%, without it (\d+)%")
 
 
-def record(seed: int, folder: Path, has_adamw: bool) -> Row:
-    """Train with a seed, unless `folder` has the result, and return its row. AdamW only if `has_adamw`."""
+def record(seed: int, folder: Path) -> None:
+    """Train with AdamW and with Muon, and open the film, unless `folder` has the results."""
     folder.mkdir(exist_ok=True)
     (folder / "mygpt.py").write_text(assembled(), encoding="utf-8")
     (folder / "stories.txt").write_text("".join(stories(*STORIES)), encoding="utf-8")
@@ -39,11 +40,16 @@ def record(seed: int, folder: Path, has_adamw: bool) -> Row:
         row |= {"half": int(found[1]) if found[1] != "none" else None, "head": found[2]}
         row |= {"A": int(found[3]) / 100, "without": int(found[4]) / 100}
         path.write_text(json.dumps(row), encoding="utf-8")
-    if has_adamw and "adamw" not in row:
+    if "adamw" not in row:
         numbers = re.findall(r"^([\d.]+) ([\d.e-]+)$", _run(9, seed, folder), re.MULTILINE)
         row["adamw"], row["A adamw"] = map(float, numbers[0])
         path.write_text(json.dumps(row), encoding="utf-8")
-    return row
+
+
+def rows() -> list[Row]:
+    """Return the results in the current folder, in the order of the seeds."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in Path().glob("film-*/row.json")]
+    return sorted(found, key=lambda row: row["seed"])
 
 
 def _run(number: int, seed: int, folder: Path) -> str:
@@ -53,15 +59,3 @@ def _run(number: int, seed: int, folder: Path) -> str:
     path = folder / f"try{number}.py"
     path.write_text(code, encoding="utf-8")
     return subprocess.run([sys.executable, path.name], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-def main() -> None:
-    """Record the seeds in the arguments, in the folder of the first argument."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(exist_ok=True)
-    for seed in map(int, sys.argv[2:]):
-        print(record(seed, folder / f"film-{seed}", has_adamw=seed <= 3), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The chapters of the course: their titles, what each measures, and the numbers in the book."""
+"""The chapters of the course: their titles, what each measures, and the numbers on their pages."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from minigpt.course import film, letters, networks
 RECORDED = Path(__file__).with_name("chapters.json")
 """The titles and numbers of the chapters. scripts/record_course writes the values of SEEDS."""
 SEEDS = (1, 2, 3, 4, 5)
-"""The seeds of the book."""
+"""The seeds of these numbers."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Number:
     label: str
     style: str
     values: list[float]
-    """The values of the book, one for each seed."""
+    """The values of the course, one for each seed."""
 
     def range(self) -> tuple[float, float]:
-        """Return the range of the book, in which a reader's value should lie.
+        """Return the range of the course, in which a reader's value should lie.
 
         One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
         but not below zero.
@@ -37,12 +37,12 @@ class Number:
         return f"{value:{self.style}}"
 
     def show_range(self) -> str:
-        """Return the range of the book as text."""
+        """Return the range of the course as text."""
         low, high = map(self.show, self.range())
         return low if low == high else f"{low} to {high}"
 
     def is_outside(self, value: float) -> bool:
-        """Return whether a reader's value is outside the range of the book, and looks so."""
+        """Return whether a reader's value is outside the range of the course, and looks so."""
         low, high = self.range()
         return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
 

@@ -74,7 +74,7 @@ def imports_itself(path: Path) -> bool:
 
 
 def where(error: BaseException, path: Path) -> str:
-    """Return an error in one line, with the last line of the reader's file that led to it."""
+    """Return an error as one line of text, with the number of the last line of the reader's file in the traceback."""
     if isinstance(error, Mistake):
         return str(error)
     try:

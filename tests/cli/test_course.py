@@ -22,7 +22,7 @@ def test_the_chapters_are_listed_and_measured(cli: Cli) -> None:
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
     found = cli("course", "run", "3", "--json").json
-    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["book"]["brown"]) == (3, 1, 5, [5] * 5)
+    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["course"]["brown"]) == (3, 1, 5, [5] * 5)
 
 
 def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,11 @@ def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pyte
     assert cli("course", "check", "2", "--json").json == {"passed": passed, "problem": ""}
 
 
-def test_a_number_outside_the_book_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_outside_the_range_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.course.letters.W_K", [[0.0] * 5] * 5)
     result = cli("course", "run", "3")
     assert result.out.count("outside") == 3  # the score of "fox" and itself stays 0
-    assert "3 of 4 outside the range of the book" in result.err
+    assert "3 of 4 outside the range of the course" in result.err
 
 
 @pytest.mark.parametrize(("end", "code", "stopped"), [(KeyboardInterrupt(), 130, 1), (SystemExit(143), 143, 0)])

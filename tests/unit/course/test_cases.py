@@ -27,7 +27,11 @@ MATRICES = """
     def forward(self, letters):
         return attend(letters @ self.query, letters @ self.key, letters @ self.value)
 """
-ROUNDS, MUON, OPTIMIZER = "orthogonalize(g) of shape", "three steps of Muon(gpt)", "gpt, ids, steps=2, optimizer=optimizer"
+ROUNDS, MUON, OPTIMIZER = (
+    "orthogonalize(g) of shape",
+    "three steps of Muon(gpt)",
+    "gpt, ids, steps=2, optimizer=optimizer",
+)
 MOMENTUM = "            m.lerp_(p.grad, 1 - self.momentum)\n            update = p.grad.lerp(m, self.momentum)\n"
 DECAY = "            p -= rate * self.decay * p\n"
 LATE = """            p.grad = torch.cat([orthogonalize(part) for part in p.grad.chunk(parts)])

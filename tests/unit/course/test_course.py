@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,14 @@ import pytest
 import torch
 from command_line import called
 from course_pages import BLOCK, assembled, blocks, page
-from random_models import TEXT, checkpoint
 
 from minigpt.course import letters, networks
 from minigpt.course.chapters import CHAPTERS, RECORDED, SEEDS, Chapter, Number
 from minigpt.course.worker import check
 from minigpt.errors import UserError
-from minigpt.interpret.extract import ablate_heads
-from minigpt.model.gpt import GPT
-from minigpt.model.load import load_transformer
-from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
-from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import Training
 
 
@@ -126,7 +120,7 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (2, 5)]
 
 @pytest.mark.parametrize("number", [1, 3, 4, *SLOW])
 def test_numbers_are_as_recorded(number: int) -> None:
-    """Other machines round differently, so the values are compared with the range of the book."""
+    """Other machines round differently, so the values are compared with the range of the course."""
     chapter = CHAPTERS[number - 1]
     values = chapter.measure(SEEDS[0])
     assert [name for name, part in chapter.numbers.items() if part.is_outside(values[name])] == []
@@ -157,7 +151,7 @@ def test_pages_get_the_recorded_numbers() -> None:
     filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds--> and 1.0 to\n2.0<!--n:gpt range-->.", chapter)
     seeds = f"{min(values):.3f} to {max(values):.3f}"
     assert filled == f"{seeds}<!--n:gpt seeds--> and {number.show_range()}<!--n:gpt range-->."
-    assert number.show_range() != seeds, "the range of the book is wider"
+    assert number.show_range() != seeds, "the range of the course is wider"
 
 
 def test_a_run_of_other_settings_is_refused(empty_folder: Path) -> None:

@@ -54,7 +54,9 @@ def test_a_film_becomes_a_run_with_frames(make_film: Callable[..., Film], monkey
     monkeypatch.setattr(film, "LINKED_WINDOWS", 2)
     numbers = film.learned(seed=1)
     assert set(numbers) == set(CHAPTERS[10].numbers)
-    assert numbers["A"] == pytest.approx(made["moments"][3]["logits"][-1].softmax(-1)[made["letters"].index("A")].item())
+    assert numbers["A"] == pytest.approx(
+        made["moments"][3]["logits"][-1].softmax(-1)[made["letters"].index("A")].item()
+    )
     assert numbers["least"] <= numbers["without copy"] <= numbers["most"]
     assert list(saved_steps(Path("runs") / film.RUN)) == [0, 3]
     last = load_checkpoint(film.RUN)
