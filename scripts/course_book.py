@@ -44,15 +44,23 @@ def fill(page: str, chapter: Chapter) -> str:
 
 
 def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of chapter 10: the models of the seeds that were trained with both optimizers."""
-    lines = ["| seed | AdamW: loss | P(`A`) | Muon: loss | P(`A`) | without its head |", "|--:|--:|--:|--:|--:|--:|"]
+    """Return the table of chapter 11: what each seed reached, and when this was recorded."""
+    titles = (
+        "seed",
+        "loss",
+        "half at step",
+        "P(`A`)",
+        "head that finds Anna",
+        "without it",
+        "most needed",
+        "without it",
+    )
+    lines = [f"| {' | '.join(titles)} |", "|" + "--:|" * len(titles)]
     for row in rows:
-        if "adamw" in row:
-            adamw, muon = (
-                f"{row[name]:.3f} | {row[chance]:.0%}" for name, chance in (("adamw", "A adamw"), ("loss", "A"))
-            )
-            lines.append(f"| {row['seed']} | {adamw} | {muon} | {row['without']:.0%} |")
-    return "\n".join([*lines, ""])
+        heads = f"{row['head']} | {row['without head']:.0%} | {row['needed']} | {row['without']:.0%}"
+        lines.append(f"| {row['seed']} | {row['loss']:.3f} | {row['half'] or 'none'} | {row['A']:.0%} | {heads} |")
+    dates = sorted(row["recorded"] for row in rows)
+    return "\n".join(["", *lines, "", f"Recorded from {dates[0]} to {dates[-1]} by `scripts/record_course`.", ""])
 
 
 def _summary_of_films(rows: Sequence[Mapping[str, Any]], name: str) -> str:

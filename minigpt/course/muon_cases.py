@@ -107,6 +107,7 @@ class _Muon:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         for name, p in self.matrices.items():
+            assert p.grad is not None
             parts = self.parts if "qkv" in name else 1
             change = self.mean(name, p.grad) if not self.is_late else p.grad
             update = torch.cat([rounds(part) for part in change.chunk(parts)])

@@ -1,6 +1,7 @@
 """The course: its code, its numbers, its solutions and its figures."""
 
 import json
+import math
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ from course_pages import BLOCK, assembled, blocks, page
 
 from minigpt.course import letters, networks
 from minigpt.course.chapters import CHAPTERS, RECORDED, SEEDS, Chapter, Number
-from minigpt.course.worker import check
+from minigpt.course.worker import check, run_file
 from minigpt.errors import UserError
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.sources import STORIES
@@ -113,6 +114,24 @@ def test_experiments_run(
         printed = capsys.readouterr().out
         assert re.search(r"\d", printed), printed
         assert "nan" not in printed
+
+
+def test_small_numbers_of_the_last_chapters(mygpt: Path) -> None:
+    """Chapters 9 to 12 print them; the solutions of these chapters compute others."""
+    _, _, ids = letters.text()
+    losses = list[list[float]]()
+    for start in ("nn.init.normal_(parameter, std=0.02)", "pass"):  # or PyTorch's initial weights
+        mygpt.write_text(assembled().replace("nn.init.normal_(parameter, std=0.02)", start), encoding="utf-8")
+        module = run_file(mygpt)
+        losses.append([])
+        for seed in (1, 2, 3):
+            torch.manual_seed(seed)
+            gpt = module.GPT(52, context=128, n_layer=3, n_head=4, C=128)
+            losses[-1].append(module.evaluate(gpt, ids[:4000], 128))
+    assert losses[1] == pytest.approx([118, 113, 117], abs=3)
+    assert losses[0] == pytest.approx([3.975] * 3, abs=0.1)
+    assert [5 / 2**0.5, math.exp(5 / 2**0.5)] == pytest.approx([3.536, 34.3], abs=0.05)
+    assert [0.5**32, 0.9**32] == pytest.approx([2.3e-10, 0.034], rel=0.02)
 
 
 SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (2, 5)]
