@@ -19,10 +19,10 @@ from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
 
 Row = dict[str, Any]
-"""A seed: its loss, P(A), when it passed one half, the head that finds Anna, the most needed head, P(A) without them."""
+"""A seed: its loss, P(A), when it passed one half, the head that finds Anna, the most needed one, P(A) without them."""
 LAST = re.compile(
-    r"seed \d+: half at step (\d+|none), P\(A\) (\d+)%; (\d·\d) at .+? finds Anna, (\d+)% without; "
-    r"(\d·\d) at .+? is needed most, (\d+)% without"
+    r"head (\d·\d) is needed most: .*, (\d+)% without it\n.*\n"
+    r"seed \d+: half at step (\d+|none), (\d+)% at the end, head (\d·\d), (\d+)% without it"
 )
 
 
@@ -40,7 +40,7 @@ def record(seed: int, folder: Path) -> None:
         row["recorded"] = datetime.datetime.now().date().isoformat()
         path.write_text(json.dumps(row), encoding="utf-8")
     if "half" not in row:
-        ((half, A, head, without_head, needed, without),) = LAST.findall(_run(11, seed, folder))
+        ((needed, without, half, A, head, without_head),) = LAST.findall(_run(11, seed, folder))
         row |= {"half": int(half) if half != "none" else None, "A": int(A) / 100}
         row |= {"head": head, "without head": int(without_head) / 100, "needed": needed, "without": int(without) / 100}
         path.write_text(json.dumps(row), encoding="utf-8")

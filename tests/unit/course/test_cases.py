@@ -143,6 +143,15 @@ def test_functions_may_come_from_another_file(empty_folder: Path) -> None:
     assert check(12, empty_folder / "mygpt.py").problem == ""
 
 
+def test_a_file_without_muon_passes_chapter_9(empty_folder: Path) -> None:
+    code = CODE.partition("def orthogonalize")[0]
+    empty_folder.joinpath("mygpt.py").write_text(code, encoding="utf-8")
+    answer = check(12, empty_folder / "mygpt.py")
+    assert answer.passed[9][-1] == "train_gpt(gpt, ids, steps=2, at=at)"
+    expected = "chapter 10: mygpt.py has no orthogonalize; the check of chapter 12 includes the chapters before it"
+    assert answer.problem == expected
+
+
 def test_each_known_mistake_can_be_told_from_the_others(tmp_path: Path) -> None:
     file = tmp_path / "mygpt.py"
     file.write_text(CODE, encoding="utf-8")

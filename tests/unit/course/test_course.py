@@ -131,7 +131,6 @@ def test_small_numbers_of_the_last_chapters(mygpt: Path) -> None:
     assert losses[1] == pytest.approx([118, 113, 117], abs=3)
     assert losses[0] == pytest.approx([3.975] * 3, abs=0.1)
     assert [5 / 2**0.5, math.exp(5 / 2**0.5)] == pytest.approx([3.536, 34.3], abs=0.05)
-    assert [0.5**32, 0.9**32] == pytest.approx([2.3e-10, 0.034], rel=0.02)
 
 
 SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (2, 5)]
