@@ -45,22 +45,14 @@ def fill(page: str, chapter: Chapter) -> str:
 
 def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of chapter 11: what each seed reached, and when this was recorded."""
-    titles = (
-        "seed",
-        "loss",
-        "half at step",
-        "P(`A`)",
-        "head that finds Anna",
-        "without it",
-        "most needed",
-        "without it",
-    )
-    lines = [f"| {' | '.join(titles)} |", "|" + "--:|" * len(titles)]
+    titles = "seed | loss | half at step | P(`A`) | head that finds Anna | without it | most needed | without it"
+    lines = [f"| {titles} |", "|" + "--:|" * 8]
     for row in rows:
         heads = f"{row['head']} | {row['without head']:.0%} | {row['needed']} | {row['without']:.0%}"
         lines.append(f"| {row['seed']} | {row['loss']:.3f} | {row['half'] or 'none'} | {row['A']:.0%} | {heads} |")
-    dates = sorted(row["recorded"] for row in rows)
-    return "\n".join(["", *lines, "", f"Recorded from {dates[0]} to {dates[-1]} by `scripts/record_course`.", ""])
+    dates = sorted({row["recorded"] for row in rows})
+    recorded = f"Recorded by `scripts/record_course`, {' to '.join(dates[:: max(1, len(dates) - 1)])}."
+    return "\n".join(["", *lines, "", recorded, ""])
 
 
 def _summary_of_films(rows: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -32,7 +32,8 @@ ROUNDS, MUON, OPTIMIZER = (
     "three steps of Muon(gpt)",
     "gpt, ids, steps=2, optimizer=optimizer",
 )
-MOMENTUM = "            m.lerp_(p.grad, 1 - self.momentum)\n            update = p.grad.lerp(m, self.momentum)\n"
+MOMENTUM = "            m.lerp_(p.grad, 1 - self.momentum)\n            update = p.grad.lerp(m, self.momentum)"
+MOMENTUM += "  # 0.05 p.grad + 0.95 m\n"
 DECAY = "            p -= rate * self.decay * p\n"
 LATE = """            p.grad = torch.cat([orthogonalize(part) for part in p.grad.chunk(parts)])
             m.lerp_(p.grad, 1 - self.momentum)

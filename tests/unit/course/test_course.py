@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import course_book
+import course_films
 import pytest
 import torch
 from command_line import called
@@ -114,6 +115,7 @@ def test_experiments_run(
         printed = capsys.readouterr().out
         assert re.search(r"\d", printed), printed
         assert "nan" not in printed
+    assert titles != FILM or course_films.LAST.search(printed)
 
 
 def test_small_numbers_of_the_last_chapters(mygpt: Path) -> None:
