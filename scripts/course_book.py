@@ -45,10 +45,12 @@ def fill(page: str, chapter: Chapter) -> str:
 
 def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of chapter 11: what each seed reached, and when this was recorded."""
-    titles = "seed | loss | half at step | P(`A`) | head that finds Anna | without it | most needed | without it"
-    lines = [f"| {titles} |", "|" + "--:|" * 8]
+    lines = [
+        "| seed | loss | half at step | P(`A`) | finds Anna, without it | most needed, without it |",
+        "|--:" * 6 + "|",
+    ]
     for row in rows:
-        heads = f"{row['head']} | {row['without head']:.0%} | {row['needed']} | {row['without']:.0%}"
+        heads = f"{row['head']}, {row['without head']:.0%} | {row['needed']}, {row['without']:.0%}"
         lines.append(f"| {row['seed']} | {row['loss']:.3f} | {row['half'] or 'none'} | {row['A']:.0%} | {heads} |")
     dates = sorted({row["recorded"] for row in rows})
     recorded = f"Recorded by `scripts/record_course`, {' to '.join(dates[:: max(1, len(dates) - 1)])}."

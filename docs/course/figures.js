@@ -242,7 +242,7 @@
       const heads = [...new Set(rows.map(({ head }) => head))].sort();
       const views = [[...named, ...count(["never"], bin)], count(heads, ({ head }) => head)];
       const draw = (i) => figure.set(bars(views[i], String));
-      figure.control(choice("show", ["the step at which P(A) passed one half", "the most needed head"], draw));
+      figure.control(choice("show", ["the step of one half", "the head that finds Anna"], draw));
       draw(0);
     },
     // Chapter 12: two networks.
