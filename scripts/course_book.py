@@ -19,18 +19,48 @@ from by_hand import compute
 from minigpt.course import letters, networks
 from minigpt.course.by_hand import COMPONENTS, WORDS
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter
-from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance
-from minigpt.interpret.links import link_scores, linked_windows
-from minigpt.model.load import load_model, load_transformer
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.storage.runs import checkpoint_steps
-from minigpt.text.dataset import load_dataset
+
+FIGURES = Path(__file__).resolve().parent.parent / "docs/course/figures-data.js"
+TABLE = re.compile(r"(?<=<!--films-->\n).*?(?=<!--/films-->)", re.DOTALL)
+SUMMARY = re.compile(rf"(?:{marks.NUMBER} to\s)?(?:{marks.NUMBER}|\?)<!--f:(\w+)-->")
 
 
 def fill(page: str, chapter: Chapter) -> str:
     """Return a chapter's page with the recorded numbers in place of those before each comment."""
-    return marks.fill(page, lambda name: _number(name, chapter))
+    page = marks.fill(page, lambda name: _number(name, chapter))
+    if "<!--f:" in page or "<!--films-->" in page:
+        rows = recorded_figures(FIGURES)["films"]["rows"]
+        page = TABLE.sub(lambda _: _table_of_films(rows), page)
+        page = SUMMARY.sub(lambda found: f"{_summary_of_films(rows, found[1])}<!--f:{found[1]}-->", page)
+    return page
+
+
+def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of chapter 11: what each seed reached, and when this was recorded."""
+    lines = [
+        "| seed | loss | half at step | P(`A`) | finds Anna, without it | most needed, without it |",
+        "|--:" * 6 + "|",
+    ]
+    for row in rows:
+        heads = f"{row['head']}, {row['without head']:.0%} | {row['needed']}, {row['without']:.0%}"
+        lines.append(f"| {row['seed']} | {row['loss']:.3f} | {row['half'] or 'none'} | {row['A']:.0%} | {heads} |")
+    dates = sorted({row["recorded"] for row in rows})
+    recorded = f"Recorded by `scripts/record_course`, {' to '.join(dates[:: max(1, len(dates) - 1)])}."
+    return "\n".join(["", *lines, "", recorded, ""])
+
+
+def _summary_of_films(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return the number of films, their mean loss, or the range of a value."""
+    passed = [row for row in rows if row["half"] is not None]
+    if name in ("count", "passed"):
+        return str(len(rows if name == "count" else passed))
+    values = sorted(row[name] for row in (passed if name == "half" else rows) if name in row)
+    styles = {"half": ".0f", "A": ".0%", "without": ".0%"}
+    low, high = (f"{value:{styles.get(name, '.3f')}}" for value in (values[0], values[-1]))
+    return f"{low} to {high}"
 
 
 def _number(name: str, chapter: Chapter) -> str:
@@ -122,7 +152,6 @@ def measured_figures() -> dict[str, Any]:
         },
         "fox": {"words": WORDS, "components": COMPONENTS, "keys": hand.k, "query": hand.q[-1]},
         "head": {"prompt": letters.PROMPT, "steps": _head()},
-        "forming": {"seeds": {str(seed): _forming(seed) for seed in SEEDS}},
         "rivals": _rivals(),
     }
 
@@ -148,25 +177,10 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], round(row["loss"], 4)) for row in rows if row["split"] == "validation"]
 
 
-def _forming(seed: int) -> dict[str, Any]:
-    run = Path("runs") / _name("10", seed)
-    last = load_checkpoint(str(run), "last")
-    tokens, context = load_dataset(last.config.data, last.tokenizer).validation, last.config.model.context
-    windows = [tokens[start : start + context] for start in range(0, len(tokens) - context, context)]
-    linked = list(linked_windows(windows, last.tokenizer))[:16]
-    scores = {}
-    for step in checkpoint_steps(run):
-        model = load_transformer(load_checkpoint(str(run), step))
-        seen = [link_scores(extract(model, window).weights, text)["copy"].values for window, text in linked]
-        scores[step] = torch.stack(seen).nanmean(0).flatten()
-    best = int(scores[max(scores)].argmax())
-    return {"copy": [(step, round(score[best].item(), 4)) for step, score in scores.items()], "loss": _losses(run)}
-
-
 def _rivals() -> dict[str, Any]:
     found: dict[str, Any] = {"loss": {}, "gradient": {}}
     for kind in ("lstm", "gpt"):
-        name = _name(f"11-{kind}", SEEDS[0])
+        name = _name(f"12-{kind}", SEEDS[0])
         checkpoint = load_checkpoint(name, "last")
         found["loss"][kind] = _losses(Path("runs") / name)[1:]
         gradient = gradient_by_distance(load_model(checkpoint), networks.windows(checkpoint))

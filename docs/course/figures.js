@@ -220,18 +220,32 @@
     },
     // Chapter 7: losses by the number of heads. Only their differences are large enough to see.
     heads: (data, figure) => series(data, figure, 1),
-    // Chapter 10: a head forms.
-    forming({ seeds }, figure) {
-      const [names, runs] = [Object.keys(seeds), Object.values(seeds)];
-      const draw = (i) => {
-        const line = (name, values) => lines([[name, values(runs[i])]], "step", false, runs.flatMap(values));
-        const copied = line("share of attention on what to copy", ({ copy }) => copy);
-        figure.set(copied, line("validation loss", ({ loss }) => loss.slice(1)));
+    // Chapter 10: what rounds of a polynomial do to singular values.
+    muon(_, figure) {
+      const start = [1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001];
+      const p = (s) => 3.4445 * s - 4.775 * s ** 3 + 2.0315 * s ** 5;
+      const draw = (rounds) => {
+        const after = (s) => Array.from({ length: rounds }).reduce(p, s);
+        figure.set(bars(start.map((s) => [`from ${s}`, after(s)]), undefined, 1.2));
       };
-      figure.control(choice("seed", names, draw, names.length - 1));
-      draw(names.length - 1);
+      const names = Array.from({ length: 11 }, (_, rounds) => `${rounds} round${rounds === 1 ? "" : "s"}`);
+      figure.control(slider("after", names, draw, 5));
+      draw(5);
     },
-    // Chapter 11: two networks.
+    // Chapter 11: the films of several readers.
+    films({ rows }, figure) {
+      const count = (labels, of) => labels.map((label) => [label, rows.filter((row) => of(row) === label).length]);
+      const bin = ({ half }) => (half === null ? "never" : Math.ceil(half / 50));
+      const bins = rows.map(bin).filter(Number.isInteger);
+      const steps = Array.from({ length: Math.max(...bins) - Math.min(...bins) + 1 }, (_, i) => Math.min(...bins) + i);
+      const named = count(steps, bin).map(([n, value]) => [`${50 * n - 49} to ${50 * n}`, value]);
+      const heads = [...new Set(rows.map(({ head }) => head))].sort();
+      const views = [[...named, ...count(["never"], bin)], count(heads, ({ head }) => head)];
+      const draw = (i) => figure.set(bars(views[i], String));
+      figure.control(choice("show", ["the step of one half", "the head that finds Anna"], draw));
+      draw(0);
+    },
+    // Chapter 12: two networks.
     rivals({ loss, gradient }, figure) {
       const named = (curves) => [["LSTM", curves.lstm], ["GPT", curves.gpt]];
       const draw = (i) => figure.set(i ? lines(named(gradient), "distance, in letters", true) : lines(named(loss), "step"));

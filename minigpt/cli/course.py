@@ -13,7 +13,7 @@ from minigpt.errors import UserError, escape
 from minigpt.training.signals import SIGHUP, handle
 
 course_app = typer.Typer(**LIST)
-LAST_CHAPTER = 11
+LAST_CHAPTER = 12
 MAX_SEED = 2**32 - 1
 
 
@@ -67,11 +67,11 @@ def text(
 def run(
     chapter_number: ChapterNumber,
     seed: Annotated[
-        int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0, max=MAX_SEED)
+        int, Option("--seed", help="Seed of the models. The course has seeds 1 to 5.", min=0, max=MAX_SEED)
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Train what a chapter needs, and print its numbers beside the book's numbers.
+    """Train what a chapter needs, and print its numbers beside the numbers of the course.
 
     The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command resumes.
     """
@@ -84,16 +84,16 @@ def run(
         notice(f"to go on: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
         raise
     if as_json:
-        book = {name: number.values for name, number in chapter.numbers.items()}
-        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": book}))
+        course = {name: number.values for name, number in chapter.numbers.items()}
+        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "course": course}))
         return
     rows = [
         [number.label, number.show_range(), number.show(values[name]), "outside" * number.is_outside(values[name])]
         for name, number in chapter.numbers.items()
     ]
-    table(["", "book", "yours", ""], rows)
+    table(["", "course", "yours", ""], rows)
     if outside := sum(bool(row[-1]) for row in rows):
-        notice(f"{outside} of {len(rows)} outside the range of the book: see 'Your numbers' on the first page")
+        notice(f"{outside} of {len(rows)} outside the range of the course: chapter 1 says what this can mean")
 
 
 @course_app.command()

@@ -174,7 +174,7 @@ def _run_hint(error: UserError, command: str) -> str:
         case errors.RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+@/\\-]*", name):
             return f"to continue a text: --prompt {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if chapter := re.match(r"course-(\d+)", name):
-            return f"to train it: minigpt course run {chapter[1]}"
+            return f"to create it: minigpt course run {chapter[1]}"
         case errors.RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case errors.RunNotFoundError(names=names):

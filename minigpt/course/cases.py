@@ -15,6 +15,7 @@ from minigpt.course import letters
 from minigpt.course.by_hand import W_K, W_Q, X
 from minigpt.course.comparison import EXCHANGED, Case
 from minigpt.course.gpt_cases import block, heads, learned, yours
+from minigpt.course.muon_cases import muon
 from minigpt.course.recorder import check_rate, check_training
 from minigpt.course.small_models import randn
 from minigpt.model.gpt import attention_weights, causal_mask, rope_cos_sin
@@ -156,7 +157,7 @@ def positions(my: Any) -> Iterator[Case]:
 
 
 def replaced(my: Any) -> Iterator[Case]:
-    """Check chapter 11."""
+    """Check chapter 12."""
     layer = nn.LSTM(4, 4, bias=True, batch_first=True)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -172,4 +173,4 @@ def replaced(my: Any) -> Iterator[Case]:
 
 
 CASES: tuple[Callable[[Any], Iterator[Case]], ...]
-CASES = (guess, average, score, attend, head, positions, heads, block, yours, learned, replaced)
+CASES = (guess, average, score, attend, head, positions, heads, block, yours, muon, learned, replaced)

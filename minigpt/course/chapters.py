@@ -1,16 +1,16 @@
-"""The chapters of the course: their titles, what each measures, and the numbers in the book."""
+"""The chapters of the course: their titles, what each measures, and the numbers on their pages."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.course import letters, networks
+from minigpt.course import film, letters, networks
 
 RECORDED = Path(__file__).with_name("chapters.json")
 """The titles and numbers of the chapters. scripts/record_course writes the values of SEEDS."""
 SEEDS = (1, 2, 3, 4, 5)
-"""The seeds of the book."""
+"""The seeds of these numbers."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Number:
     label: str
     style: str
     values: list[float]
-    """The values of the book, one for each seed."""
+    """The values of the course, one for each seed."""
 
     def range(self) -> tuple[float, float]:
-        """Return the range of the book, in which a reader's value should be.
+        """Return the range of the course, in which a reader's value should be.
 
         One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
         but not below zero.
@@ -37,12 +37,12 @@ class Number:
         return f"{value:{self.style}}"
 
     def show_range(self) -> str:
-        """Return the range of the book as text."""
+        """Return the range of the course as text."""
         low, high = map(self.show, self.range())
         return low if low == high else f"{low} to {high}"
 
     def is_outside(self, value: float) -> bool:
-        """Return whether a reader's value is outside the range of the book, and looks so."""
+        """Return whether a reader's value is outside the range of the course, and looks so."""
         low, high = self.range()
         return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
 
@@ -65,7 +65,7 @@ class Chapter:
 
 MEASURES = (
     letters.guess, letters.average, letters.fox, letters.scale, letters.one_head, networks.positions, networks.heads,
-    networks.block, networks.yours, networks.learned, networks.replaced,
+    networks.block, networks.yours, networks.spectrum, film.learned, networks.replaced,
 )  # fmt: skip
 """What trains and measures the numbers of each chapter, for a seed."""
 CHAPTERS = tuple(

@@ -1,4 +1,4 @@
-"""What `course check` compares in chapters 7 to 10: the parts of a GPT, and the whole.
+"""What `course check` compares in chapters 7 to 9 and 11: the parts of a GPT, and the whole.
 
 Letters in shapes: B batch, T time, C width, H heads, D head size, V vocabulary.
 """
@@ -246,7 +246,7 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
 
 
 def learned(my: Any) -> Iterator[Case]:
-    """Check chapter 10."""
+    """Check chapter 11."""
     ours, ids = classic(), torch.arange(6)[None]
     theirs = load(my.GPT(9, 16, n_layer=2, n_head=4, C=8), ours)
     weights = extract(ours, ids[0].numpy()).weights[:, None]  # (L, 1, H, T, T)

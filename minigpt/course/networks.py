@@ -1,30 +1,24 @@
-"""What chapters 6 to 11 measure: models that minigpt trains, in runs whose names start with `course-`."""
+"""What chapters 6 to 10 and 12 measure: models that minigpt trains, in runs whose names start with `course-`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minigpt.course import letters
+from minigpt.course.small_models import small_config
 from minigpt.errors import RunFinishedError, UserError
-from minigpt.interpret.descriptions import mean_scores
-from minigpt.interpret.effects import probabilities_without
-from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
-from minigpt.interpret.links import linked_windows
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model, load_transformer
 from minigpt.paths import RUNS, is_run
-from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.runs import lock, new_run
 from minigpt.text.dataset import load_dataset
-from minigpt.text.tokenizer import Ids
 from minigpt.training.loop import train
+from minigpt.training.optim import NS_COEFFICIENTS, orthogonalize
 from minigpt.training.setup import prepare_resume, prepare_run
 from minigpt.training.signals import interrupt
 
@@ -43,11 +37,9 @@ HEADS = (1, 2, 4, 8)
 LAYERS = 4
 """The layers of chapters 6 and 8."""
 FAR = 32
-"""The distance of chapter 11, in letters."""
+"""The distance of chapter 12, in letters."""
 EARLY = 200
-"""The step at which chapter 11 compares its models for the first time."""
-WINDOWS, LINKED_WINDOWS = 8, 32
-"""How many windows chapter 10 evaluates without each head, and in how many it looks for links."""
+"""The step at which chapter 12 compares its models for the first time."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
@@ -140,65 +132,40 @@ YOURS: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.lr": 0.003,
     "optim.warmup": 0.1,
-    "train.steps": 2700,
+    "train.steps": 800,
 }
 """The GPT of chapter 9, as the reader trains it."""
 
 
 def yours(seed: int) -> dict[str, float]:
-    """Measure chapter 9: what the reader's GPT reaches, and which head finds the name."""
+    """Measure chapter 9: what the reader's GPT reaches with AdamW."""
     gpt = trained("9", seed, YOURS)
-    model, ids = load_transformer(gpt), gpt.tokenizer.encode(letters.PROMPT)
-    shares = extract(model, ids).weights[:, :, -1, letters.PROMPT.index("Anna")]  # (L, H)
-    layer, head = divmod(int(shares.argmax()), shares.size(1))
-    chance = letters.chance_of_name(model)
-    with ablate_heads(model, {(layer, head)}):
-        without = letters.chance_of_name(model)
-    return {"gpt": loss(gpt), "A gpt": chance, "share": shares.max().item(), "without": without}
+    return {"gpt": loss(gpt), "A gpt": letters.chance_of_name(load_transformer(gpt))}
 
 
-def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
-    """Measure chapter 10: a head that copies, what it is worth, and which heads are free to remove.
-
-    `keeps_curve` keeps the checkpoints for the figure of the book. They change no number.
-    """
-    curve = {"train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20} if keeps_curve else {}
-    checkpoint = trained("10", seed, {"model.context": 128, "train.steps": 1200, **curve})
-    tokenizer, context = checkpoint.tokenizer, checkpoint.config.model.context
-    tokens = load_dataset(checkpoint.config.data, tokenizer).validation
-    adjacent = [np.asarray(tokens[at : at + context]) for at in range(0, len(tokens) - context + 1, context)]
-    linked = list(islice(linked_windows(adjacent, tokenizer), LINKED_WINDOWS))
-    torch.manual_seed(mix_seed(seed, "weights"))
-    untrained = GPT(checkpoint.config.model, tokenizer.vocab_size).eval()
-    model = load_transformer(checkpoint)
-    then, now = (mean_scores((), ((extract(m, ids).weights, text) for ids, text in linked)) for m in (untrained, model))
-    best = int(now["copy"].values.argmax())
-    costs = head_costs(model, adjacent[:WINDOWS])
-    return {
-        "uniform": now["copy"].uniform,
-        "copy 0": then["copy"].values.flatten()[best].item(),
-        "copy": now["copy"].values.flatten()[best].item(),
-        "loss": loss(checkpoint),
-        "without copy": costs.flatten()[best].item(),
-        "most": costs.max().item(),
-        "least": costs.min().item(),
-        "pronoun": max(now[kind].values.max().item() for kind in ("he", "she")),
-    }
+def spectrum(seed: int) -> dict[str, float]:
+    """Measure chapter 10: how many directions a gradient has, before and after Muon's rounds."""
+    tokenizer, ids, _ = letters.text()
+    config = small_config(n_layer=3, n_embd=128, context=128, position="rotary", bias=True)
+    torch.manual_seed(seed)
+    model = GPT(config, tokenizer.vocab_size)
+    letters.loss_on(model, ids[torch.randint(len(ids) - 128, (16, 1)) + torch.arange(129)]).backward()
+    gradient = model.get_parameter("blocks.1.mlp.up.weight").grad
+    assert gradient is not None
+    update = orthogonalize(gradient.T[None], NS_COEFFICIENTS)[0]
+    return {"before": directions(gradient), "after": directions(update)}
 
 
-def head_costs(model: GPT, windows: Sequence[Ids]) -> Tensor:
-    """Return by how much the loss rises without each head, (L, H): the mean over the windows, in nats."""
-    losses = torch.zeros(1 + model.config.n_layer * model.config.n_head)
-    for ids in windows:
-        chances = probabilities_without(model, ids[:-1], 0)[:, range(len(ids) - 1), ids[1:].tolist()]
-        losses -= chances.log().mean(1) / len(windows)
-    return (losses[1:] - losses[0]).view(model.config.n_layer, model.config.n_head)
+def directions(matrix: Tensor) -> float:
+    """Return how many singular values have 90% of the sum of all squares."""
+    squares = torch.linalg.svdvals(matrix).square()
+    return 1 + int((squares.cumsum(0) < 0.9 * squares.sum()).sum())
 
 
 def replaced(seed: int) -> dict[str, float]:
-    """Measure chapter 11: an LSTM and a GPT of about the same number of parameters."""
-    lstm = trained("11-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
-    gpt = trained("11-gpt", seed, HALVES)
+    """Measure chapter 12: an LSTM and a GPT of about the same number of parameters."""
+    lstm = trained("12-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
+    gpt = trained("12-gpt", seed, HALVES)
     numbers: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         gradient = gradient_by_distance(load_model(checkpoint), windows(checkpoint))

@@ -4,23 +4,20 @@ nanoGPT keeps the vocabulary in a pickle, which minigpt never opens. The text ha
 sorted.
 """
 
-import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from minigpt.config.resolve import resolve
 from minigpt.config.schema import ModelConfig, RuntimeConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import UserError, escape
-from minigpt.files import open_within
 from minigpt.interop.hf import GPT2, their_names
 from minigpt.interop.imported import write_run
+from minigpt.interop.saved import read_saved
 from minigpt.model.device import choose_runtime
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
@@ -75,7 +72,7 @@ def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:
     Raises:
         UserError: The file is not a checkpoint of nanoGPT, its vocabulary is not that of the text, or it is damaged.
     """
-    stored, damaged = _load(path), f"{escape(path)} is not a checkpoint of nanoGPT:"
+    stored, damaged = read_saved(path, _arrays), f"{escape(path)} is not a checkpoint of nanoGPT:"
     arguments = stored.get("model_args")
     arguments = arguments if isinstance(arguments, dict) else {}
     if wrong := [key for key in (*ARGUMENTS, "vocab_size") if not isinstance(arguments.get(key), int)]:
@@ -116,20 +113,7 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
     return weights
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """Return the content of a file of torch.save. Its dictionary "model" has arrays in float32. Raises UserError."""
-    real = Path(os.path.realpath(path))  # the user's own link may lead anywhere
-    with open_within(real, real.parent) as file:
-        try:
-            if damaged := zipfile.ZipFile(file).testzip():  # torch does not compare the checksums
-                raise ValueError(f"{damaged} is damaged")
-            file.seek(0)
-            # With weights_only, torch builds tensors and plain values, and runs no code from the file.
-            stored: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
-            model = {name.removeprefix(COMPILED): tensor.float().numpy() for name, tensor in stored["model"].items()}
-        except MemoryError:
-            raise
-        except Exception as error:  # zipfile and torch raise many types for damaged files
-            problem = "is damaged, or not a file of torch.save with nothing but tensors and plain values"
-            raise UserError(f"{escape(path)} {problem}; no code from it runs") from error
+def _arrays(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ckpt.pt, with the tensors of its dictionary "model" as arrays in float32."""
+    model = {name.removeprefix(COMPILED): tensor.float().numpy() for name, tensor in stored["model"].items()}
     return {**stored, "model": model}

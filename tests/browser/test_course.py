@@ -94,7 +94,7 @@ CHANGE = """(value) => {
 
 
 def test_controls_change_the_figures(tab: Any, show: Show) -> None:
-    for number, value in ((1, 1), (2, 0), (3, 9), (4, 8), (5, 0), (6, 1), (7, 0), (8, 1)):
+    for number, value in ((1, 1), (2, 0), (3, 9), (4, 8), (5, 0), (6, 1), (7, 0), (8, 1), (10, 2), (11, 1)):
         show(CHAPTERS[number - 1])
         before = tab.inner_text("figure.course .drawing")
         tab.evaluate(CHANGE, value)
@@ -184,8 +184,8 @@ MEASURED: dict[int, dict[str, tuple[str, str]]] = {
     4: {"A": A, "hot": A},
     5: {"name": (".notice .note", r"^Here, head 2·2 attends most to “A” of Anna: (\d+%)\.$")},
     7: {"A": STRIP, "name": NAME, "pronoun": PRONOUN},
-    10: {"A": STRIP, "name": NAME},
-    11: {"A": A, "cut": A},
+    11: {"A": STRIP, "name": NAME},
+    12: {"A": A, "cut": A},
 }
 """How to find the numbers of the live model in each chapter, by the names in their comments, such as <!--live:A-->:
 an element, and a pattern in its text."""
@@ -228,7 +228,7 @@ def test_chapters_say_what_the_live_model_shows(tab: Any, show: Show) -> None:
             frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('%')")
             wait_for(frame, "footer", "same logits", "same logits")  # at the end: every model was checked
             frame.wait_for_function("Math.abs(innerHeight - document.body.offsetHeight) < 4")  # as its page asks for
-            if place < len(live):  # the film of chapter 10 comes before its heads
+            if place < len(live):  # the film of chapter 11 comes before its heads
                 continue
             for name, (selector, pattern) in MEASURED[number].items():
                 change(frame, name)
@@ -240,6 +240,6 @@ def test_chapters_say_what_the_live_model_shows(tab: Any, show: Show) -> None:
             if number == 7:
                 wait_for(frame, TILE.format("2·2") + " .looks", "“A” of Anna 93%", "“A” of Anna 93%")
                 wait_for(frame, TILE.format("1·0") + " .looks", "“h” of She", "“h” of She")
-            if number == 10:
+            if number == 11:
                 frame.locator(TILE.format("2·2") + " .switch").click()
                 frame.locator(".ghost", has_text="G").wait_for()

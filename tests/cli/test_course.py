@@ -16,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def test_the_chapters_are_listed_and_measured(cli: Cli) -> None:
-    assert cli("course").out.count("\n") == 12
-    assert [chapter["number"] for chapter in cli("course", "--json").json] == list(range(1, 12))
+    assert cli("course").out.count("\n") == 13
+    assert [chapter["number"] for chapter in cli("course", "--json").json] == list(range(1, 13))
     ran = cli("course", "run", "3").out
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
     found = cli("course", "run", "3", "--json").json
-    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["book"]["brown"]) == (3, 1, 5, [5] * 5)
+    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["course"]["brown"]) == (3, 1, 5, [5] * 5)
 
 
 def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,11 @@ def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pyte
     assert cli("course", "check", "2", "--json").json == {"passed": passed, "problem": ""}
 
 
-def test_a_number_outside_the_book_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_outside_the_range_is_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.course.letters.W_K", [[0.0] * 5] * 5)
     result = cli("course", "run", "3")
     assert result.out.count("outside") == 3  # the score of "fox" and itself stays 0
-    assert "3 of 4 outside the range of the book" in result.err
+    assert "3 of 4 outside the range of the course" in result.err
 
 
 @pytest.mark.parametrize(("end", "code", "stopped"), [(KeyboardInterrupt(), 130, 1), (SystemExit(143), 143, 0)])
@@ -64,7 +64,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 
 
 def test_a_run_of_a_chapter_is_trained_by_it(cli: Cli) -> None:
-    assert cli("inspect", "course-10").error.endswith("to train it: minigpt course run 10")
+    assert cli("inspect", "course-11").error.endswith("to create it: minigpt course run 11")
 
 
 def test_the_text_is_that_of_the_models(cli: Cli) -> None:
@@ -75,11 +75,11 @@ def test_the_text_is_that_of_the_models(cli: Cli) -> None:
     assert cli("course", "text", "--force").code == 0
 
 
-@pytest.mark.parametrize("value", ["mygpt.py", "0", "12", "1.5"])
+@pytest.mark.parametrize("value", ["mygpt.py", "0", "13", "1.5"])
 def test_a_value_that_is_no_chapter_is_named(cli: Cli, value: str) -> None:
     for command in ("check", "run"):
         result = cli("course", command, value)
         assert result.code == 2
-        assert f"{value} is not a chapter from 1 to 11, as in: minigpt course check 1 mygpt.py" in result.err
+        assert f"{value} is not a chapter from 1 to 12, as in: minigpt course check 1 mygpt.py" in result.err
     assert len(CHAPTERS) == LAST_CHAPTER
     assert cli("course", "run", 3, "--seed", 2**64).code == 2

@@ -27,6 +27,21 @@ MATRICES = """
     def forward(self, letters):
         return attend(letters @ self.query, letters @ self.key, letters @ self.value)
 """
+ROUNDS, MUON, OPTIMIZER = (
+    "orthogonalize(g) of shape",
+    "three steps of Muon(gpt)",
+    "gpt, ids, steps=2, optimizer=optimizer",
+)
+MOMENTUM = "            m.lerp_(p.grad, 1 - self.momentum)\n            update = p.grad.lerp(m, self.momentum)"
+MOMENTUM += "  # 0.05 p.grad + 0.95 m\n"
+DECAY = "            p -= rate * self.decay * p\n"
+LATE = """            p.grad = torch.cat([orthogonalize(part) for part in p.grad.chunk(parts)])
+            m.lerp_(p.grad, 1 - self.momentum)
+            update = p.grad.lerp(m, self.momentum)
+            p -= rate * self.decay * p
+            p -= rate * max(1, p.size(0) / parts / p.size(1)) ** 0.5 * update
+            continue
+"""
 STARTS = "nn.init.normal_(parameter, std=0.02)"
 
 WRONG: list[tuple[int, str, str, str, str]] = [
@@ -63,11 +78,25 @@ WRONG: list[tuple[int, str, str, str, str]] = [
     (9, "min((step + 1) / warmup, ", "min(1, ", "[rate_at(step, 500, peak=1) for step in range(500)]", ""),
     (9, "(limit / length).clamp(max=1)", "limit / length", "clip(gradients) of length 0.1", ""),
     (9, "rate_at(step, steps, peak))\n", "peak)\n", "train_gpt(gpt, ids, steps=2, at=at)", "rate_at"),
-    (10, "def weights_of(gpt, ids, layer):\n", "def weights_of(gpt, ids, layer):\n    layer = 1\n", "weights_of(", ""),
-    (10, "proj.weight[:, ", "proj.weight[", "without_head(gpt, layer=1, head=2)(ids)", "rows"),
-    (10, "gpt = copy.deepcopy(gpt)", "pass", "gpt(ids) is as before", ""),
-    (11, "return o.sigmoid() * c.tanh(), c", "return o * c.tanh(), c", "lstm_step(x, h, c, W, U, b)[0]", ""),
-    (11, "h, c = lstm_step", "h, _ = lstm_step", "lstm(x, W, U, b)", ""),
+    (10, "x = g / g.norm()", "x = g", f"{ROUNDS} (3, 6)", "not divided by its norm"),
+    (10, "for _ in range(5):\n        s", "for _ in range(3):\n        s", f"{ROUNDS} (3, 6)", "three rounds"),
+    (10, "for _ in range(5):\n        s", "for _ in range(10):\n        s", f"{ROUNDS} (3, 6)", "ten rounds"),
+    (10, "return orthogonalize(g.T).T", "return orthogonalize(g.T)", f"{ROUNDS} (6, 3)", "the result is transposed"),
+    (10, "if g.size(0) > g.size(1)", "if False", f"{ROUNDS} (64, 4)", "transpose a tall matrix first"),
+    (10, "s = x @ x.T", "s = x.T @ x", f"{ROUNDS} (3, 6): line", "RuntimeError"),
+    (10, 'parts = 3 if "qkv" in name else 1', "parts = 1", MUON, "one matrix"),
+    (10, 'name.startswith("blocks.") and p.ndim == 2', "p.ndim == 2", MUON, "embeddings"),
+    (10, f"{DECAY}            for w", "            for w", MUON, "weight decay"),
+    (10, MOMENTUM, "            update = p.grad\n", MUON, ""),
+    (10, "update = p.grad.lerp(m, self.momentum)", "update = m", MUON, "Nesterov"),
+    (10, f"{MOMENTUM}{DECAY}", LATE, MUON, "of the updates, not of the gradients"),
+    (10, " * max(1, w.size(0) / w.size(1)) ** 0.5", "", MUON, "not scaled"),
+    (10, "optimizer or AdamW(gpt.parameters())", "AdamW(gpt.parameters())", f"train_gpt({OPTIMIZER})", "0 times"),
+    (11, "def weights_of(gpt, ids, layer):\n", "def weights_of(gpt, ids, layer):\n    layer = 1\n", "weights_of(", ""),
+    (11, "proj.weight[:, ", "proj.weight[", "without_head(gpt, layer=1, head=2)(ids)", "rows"),
+    (11, "gpt = copy.deepcopy(gpt)", "pass", "gpt(ids) is as before", ""),
+    (12, "return o.sigmoid() * c.tanh(), c", "return o * c.tanh(), c", "lstm_step(x, h, c, W, U, b)[0]", ""),
+    (12, "h, c = lstm_step", "h, _ = lstm_step", "lstm(x, W, U, b)", ""),
 ]  # fmt: skip
 
 RIGHT: list[tuple[int, str, str]] = [
@@ -112,7 +141,16 @@ def test_right_code_passes_however_it_is_written(problem: Problem, chapter: int,
 def test_functions_may_come_from_another_file(empty_folder: Path) -> None:
     empty_folder.joinpath("parts.py").write_text(CODE, encoding="utf-8")
     empty_folder.joinpath("mygpt.py").write_text("from parts import *")
-    assert check(11, empty_folder / "mygpt.py").problem == ""
+    assert check(12, empty_folder / "mygpt.py").problem == ""
+
+
+def test_a_file_without_muon_passes_chapter_9(empty_folder: Path) -> None:
+    code = CODE.partition("def orthogonalize")[0]
+    empty_folder.joinpath("mygpt.py").write_text(code, encoding="utf-8")
+    answer = check(12, empty_folder / "mygpt.py")
+    assert answer.passed[9][-1] == "train_gpt(gpt, ids, steps=2, at=at)"
+    expected = "chapter 10: mygpt.py has no orthogonalize; the check of chapter 12 includes the chapters before it"
+    assert answer.problem == expected
 
 
 def test_each_known_mistake_can_be_told_from_the_others(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The code on the pages of the course."""
+"""The code on the pages of the course, as the tests and scripts/record_course run it."""
 
 import re
 from pathlib import Path
 
 from minigpt.course.chapters import CHAPTERS, Chapter
 
-PAGES = Path(__file__).resolve().parents[2] / "docs/course"
+PAGES = Path(__file__).resolve().parents[1] / "docs/course"
 BLOCK = re.compile(r'^( *)```python(?: title="(.*?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
