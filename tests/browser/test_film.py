@@ -129,9 +129,9 @@ def test_the_strip_keeps_its_height_and_its_curve(page: Any) -> None:
 
 @pytest.fixture
 def live(opened: Opener) -> Iterator[Any]:
-    """A run with lanes, whose head 2·2 finds a name between the steps 340 and 360."""
+    """A run with lanes, whose head 2·3 finds a name."""
     shown = opened((Path(__file__).parents[2] / "docs/live.html").read_text(encoding="utf-8"))
-    shown.until("() => document.querySelector('.strip .event').textContent.includes('head 2·2 finds')")
+    shown.until("() => document.querySelector('.strip .event').textContent.includes('head 2·3 finds')")
     yield shown
     shown.assert_quiet()
 
@@ -140,26 +140,27 @@ def test_the_event_goes_to_its_moment_and_says_what_the_model_wrote(live: Any) -
     event = live.tab.locator(".strip .event")
     live.until("() => document.querySelector('.strip .event').textContent.includes('Before: ')")
     said = event.inner_text()
-    step = re.fullmatch(r"Step ([\d,]+): head 2·2 finds “A” of Anna\. Before: “\w+”, now: “Anna”\.", said)
+    step = re.fullmatch(r"Step ([\d,]+): head 2·3 finds “A” of Anna\. Before: “\w+”, now: “Anna”\.", said)
     assert step
     event.click()
     live.until(f"() => document.querySelector('.strip b').textContent.startsWith('Step {step[1]} of')")
     assert live.tab.get_attribute(".plot input", "aria-valuetext").endswith(f". {said}")
     assert event.inner_text() == said
-    live.tab.click(".tile .choose >> nth=3")
-    live.until("() => document.querySelector('.turn')?.textContent.startsWith('Without it, head 2·2 looks at')")
-    live.tab.click(".tile .choose >> nth=10")
-    live.until("() => document.querySelector('.turn').textContent.startsWith('Without head 0·3, it looks at')")
+    live.press("Escape", ".", ".", ".")  # the last moment
+    live.tab.click(".tile .choose >> nth=4")
+    live.until("() => document.querySelector('.turn')?.textContent.startsWith('Without it, head 2·3 looks at “J”')")
+    live.tab.click(".tile .choose >> nth=11")
+    live.until("() => document.querySelector('.turn').textContent.startsWith('Without head 1·0, it looks at “J”')")
 
 
 def test_a_lane_that_is_drawn_again_while_it_is_pressed_is_clicked(live: Any) -> None:
-    box = live.tab.locator(".name", has_text="0·3").bounding_box()
+    box = live.tab.locator(".name", has_text="1·0").bounding_box()
     live.tab.mouse.move(box["x"] + 5, box["y"] + 5)
     live.tab.mouse.down()
     live.ask("() => dispatchEvent(new Event('resize'))")
     live.draw()
     live.tab.mouse.up()
-    live.until("() => document.querySelector('.tile.chosen').textContent.startsWith('0·3')")
+    live.until("() => document.querySelector('.tile.chosen').textContent.startsWith('1·0')")
 
 
 def test_a_phone_shows_the_likeliest_letter_wherever_it_scrolls(moments: list[Checkpoint], opened: Opener) -> None:
