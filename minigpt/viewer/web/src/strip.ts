@@ -38,7 +38,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const about = `A step changes all parameters once, to expect ${number(payload.batch)} letters of the text better. ` +
     `The film shows ${film.length} steps, equally far apart: those between which the letters' chances changed most.`;
   const chance = explained(chanceOf, "The probability of this letter, at the temperature that is set above.");
-  const keys = h("span.legend", h("span.key", h("i.chance"), chance), h("span.key", h("i.loss"), "loss"));
+  const keys = h("span.legend", h("span.key", h("i.chance"), chance), payload.losses.length > 0 && h("span.key", h("i.loss"), "loss"));
   const caption = h("p.line", explained(step, about), loss, pin, event, keys);
   const play = h("button.play", { "aria-label": "Play the film", onclick: toggle }, "▶");
   const slider = h("input", {
