@@ -1,8 +1,8 @@
 """Generate text, token by token.
 
 The window holds the tokens that the model sees. Until the text fills the context, the window is the whole text. After
-that, the window drops its oldest half each time it is full. A new window starts at position 0, so the engine reads the
-window again.
+that, the window drops its oldest half each time it is full. A new window starts at position 0, so the engine processes
+the window again.
 """
 
 import math

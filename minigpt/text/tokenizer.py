@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     """The smallest type for ids."""
 
     def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
-        """Return the ids of `text`, (T,). The ids of unknown characters follow `unknown`; see `CharTokenizer`."""
+        """Return the ids of `text`, (T,). For `unknown`, see `CharTokenizer.encode`."""
 
     def encode_blocks(self, blocks: Iterable[str], unknown: Unknown) -> Iterator[Ids]:
         """Yield ids that together are the ids of the text of all blocks, wherever the text is cut.

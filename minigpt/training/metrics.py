@@ -141,9 +141,10 @@ class Metrics:
                 self._print(f"cannot write {self.run / LOG}: {reason(error)}")
 
     def progress(self, step: int, steps: int, losses: Mapping[str, float | None], activity: str) -> None:
-        """Move the progress bar to `step` of `steps`, with `losses` and the speed, or what happens instead.
+        """Move the progress bar to `step` of `steps`, with `losses` and `activity`.
 
-        Without a terminal or a notebook, print a line from time to time. `log.txt` has this line always.
+        `activity` is the throughput, or what the run does between steps, such as evaluating. Without a terminal or a
+        notebook, print a line from time to time. `log.txt` has this line always.
         """
         if self.is_silent:
             return

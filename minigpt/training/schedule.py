@@ -24,7 +24,7 @@ def run_steps(config: RunConfig, train_tokens: int) -> int:
 
 
 def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
-    """Return the steps between evaluations of a run. It never falls if `steps` rises.
+    """Return the number of steps between evaluations of a run. A longer run never has a smaller number.
 
     `train.eval_every: auto` is 1, 2 or 5 times a power of ten. Evaluating a token takes about a third of the time of
     training on it.

@@ -71,7 +71,7 @@ def prepare_run(
     start: Checkpoint | None = None,
     processes: int = 1,
 ) -> PreparedRun:
-    """Prepare a new run on `text`, or on the text of a preset. Without both, it is the preset `stories`.
+    """Prepare a new run on `text`, or on the text of a preset. Without either, use the preset `stories`.
 
     Without a shipped preset, fit the other settings to the text.
 

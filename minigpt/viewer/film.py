@@ -44,9 +44,10 @@ class Film:
         named: Collection[int] | None,
         log: Callable[[str], None],
     ) -> "Film":
-        """Load the moments at the `named` steps, or else at most steps, of the run of `opened`, which may train.
+        """Load the moments of the run of `opened` at the `named` steps, or else at steps spread over the run.
 
-        `others` are the other models of the page. `log` receives a line if there is no film.
+        The run may still train. `others` are the other models of the page. `log` receives a line if a run has no film,
+        or if an unnamed moment cannot be loaded.
         """
         run, step = run_of(opened.path), opened.metadata.step
         if run is None and named is None:

@@ -1,6 +1,6 @@
 """Recurrent networks.
 
-A recurrent network reads one token at a time. A plain one (Elman 1990) has one state vector, which it updates with
+A recurrent network processes one token at a time. A plain one (Elman 1990) has one state vector, which it updates with
 each token:
 
     h_t = f(W h_(t-1) + x_t)
@@ -111,7 +111,7 @@ def test_claim_lstm() -> None: ...
 
 
 @claim(
-    "Attention reads 100 tokens in 1 step, but generates them in 100, like a recurrent network",
+    "Attention processes 100 tokens in 1 step, but generates them in 100, like a recurrent network",
     said="Attention takes 1 step where a recurrent network takes 100.",
     mistake="This is true of processing a text. Generating one takes a step per token.",
 )
@@ -124,7 +124,7 @@ def test_claim_lstm() -> None: ...
     lambda lstm, rnn: min(lstm, rnn) > 1,
 )
 def test_claim_steps() -> str:
-    """Count forward passes. In training a GPT reads all tokens in one pass; generation needs one pass per token."""
+    """Count forward passes. A GPT trains on all tokens in one pass; generation needs one pass per token."""
     model, ids = small_gpt(context=128), torch.arange(100)[None] % 12
 
     def write(text: Tensor) -> None:
@@ -134,7 +134,7 @@ def test_claim_steps() -> str:
     reading = calls(model.token_embedding, lambda: model(ids))
     writing = calls(model.token_embedding, lambda: write(ids[:, :1]))
     assert (reading, writing) == (1, 100)
-    return f"steps of attention to read 100 tokens: {reading}; to generate them: {writing}"
+    return f"steps of attention to process 100 tokens: {reading}; to generate them: {writing}"
 
 
 class CountMultiplications(TorchFunctionMode):
