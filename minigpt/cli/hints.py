@@ -176,7 +176,7 @@ def _run_hint(error: UserError, command: str) -> str:
         case errors.RunNotFoundError(name=name) if chapter := re.match(r"course-(\d+)", name):
             return f"to create it: minigpt course run {chapter[1]}"
         case errors.RunNotFoundError(names=()):
-            return "to start one: minigpt train"
+            return "runs are in the folder where you trained; to start one: minigpt train"
         case errors.RunNotFoundError(names=names):
             return f"available runs: {', '.join(map(shell_quote, names))}"
         case errors.RunExistsError(run=run, is_resumable=True) if command == "train":

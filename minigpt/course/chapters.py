@@ -26,11 +26,12 @@ class Number:
         """Return the range of the course, in which a reader's value should be.
 
         One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
-        but not below zero.
+        but not below zero, and of a share not above one.
         """
         low, high = min(self.values), max(self.values)
         margin = (high - low) / 2
-        return max(min(low, 0.0), low - margin), high + margin
+        highest = max(high, 1.0) if "%" in self.style else high + margin
+        return max(min(low, 0.0), low - margin), min(high + margin, highest)
 
     def show(self, value: float) -> str:
         """Return the value as text."""

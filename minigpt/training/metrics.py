@@ -63,7 +63,9 @@ class Metrics:
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers by split."""
         self.bar: tqdm[Any] | None = None
-        self.began = self.noted = time.monotonic()
+        self.noted = time.monotonic()
+        self.timed: tuple[int, float] | None = None
+        """The first step of this run, and when it ended."""
         self.first_step, self.keeps_log = step, True
         self.excepthook = threading.excepthook
 
@@ -160,9 +162,11 @@ class Metrics:
             self.bar.update(step - self.bar.n)  # shows it ten times per second at most
             if is_new:
                 self.bar.refresh()
-        if now >= self.noted + PAUSE and step > self.first_step:
+        if self.timed is None and step > self.first_step:
+            self.timed = step, now  # the first step may have compiled the network
+        if self.timed and now >= self.noted + PAUSE and step > self.timed[0]:
             self.noted = now
-            left = tqdm.format_interval((now - self.began) / (step - self.first_step) * (steps - step))
+            left = tqdm.format_interval((now - self.timed[1]) / (step - self.timed[0]) * (steps - step))
             numbers = [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
             shown = ", ".join(filter(None, (*numbers, activity, f"{left} left")))
             shown = shown.replace("val ", "validation ").replace("/s", " characters/s")
