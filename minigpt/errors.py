@@ -94,6 +94,14 @@ class RunLockedError(UserError):
 
 
 @dataclass(eq=False)
+class FilmError(UserError):
+    """The film of a reader of the course is not that of minigpt's model, or too short to measure."""
+
+    run: Path | None = None
+    """The run that it was turned into."""
+
+
+@dataclass(eq=False)
 class RunFinishedError(UserError):
     """The run has reached its last step or stopped early."""
 

@@ -175,6 +175,10 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"to continue a text: --prompt {shell_quote(name)}"
         case errors.RunNotFoundError(name=name) if chapter := re.match(r"course-(\d+)", name):
             return f"to create it: minigpt course run {chapter[1]}"
+        case errors.FilmError(run=Path() as run):
+            return f"to look inside: minigpt inspect {run} --open"
+        case errors.FilmError():
+            return "to check your code: minigpt course check 9 mygpt.py"
         case errors.RunNotFoundError(names=()):
             return "runs are in the folder where you trained; to start one: minigpt train"
         case errors.RunNotFoundError(names=names):

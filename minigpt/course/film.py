@@ -18,7 +18,7 @@ from minigpt.config.resolve import resolve
 from minigpt.config.schema import RuntimeConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.course import letters, networks
-from minigpt.errors import UserError, escape
+from minigpt.errors import FilmError, UserError, escape
 from minigpt.interop.imported import write_run
 from minigpt.interop.saved import read_saved
 from minigpt.interpret.descriptions import mean_scores
@@ -65,7 +65,7 @@ def _checkpoints(film: Any, path: Path) -> Iterator[Checkpoint]:
     config = resolve((path.name, {**model, **text, "train.steps": max(1, *moments)})).config
     data = load_dataset(config.data)
     if list(film["letters"]) != list(data.tokenizer.decode(range(data.tokenizer.vocab_size))):
-        raise UserError(f"{path} has another vocabulary than stories.txt (minigpt course text); {AGAIN}")
+        raise UserError(f"{path} has another vocabulary than stories.txt of the course; {AGAIN}")
     shapes = parameter_shapes(config.model, data.tokenizer.vocab_size)
     runtime = choose_runtime(RuntimeConfig(dtype="float32", compile=False))
     ids = data.tokenizer.encode(film["prompt"])[: config.model.context]
@@ -90,7 +90,7 @@ def _checkpoints(film: Any, path: Path) -> Iterator[Checkpoint]:
         ours, theirs = _logits(load_transformer(checkpoint), ids), moment["logits"][: len(ids)]
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE):
             problem = f"{path}: at step {step}, your GPT computes other logits than minigpt's"
-            raise UserError(f"{problem}; to check your code: minigpt course check 9 mygpt.py")
+            raise FilmError(problem)
         yield checkpoint
 
 
@@ -126,7 +126,7 @@ def learned(seed: int) -> dict[str, float]:
     linked = list(islice(linked_windows(adjacent, tokenizer), LINKED_WINDOWS))
     if not linked:
         problem = f"{FILM} is now the run {RUN}, but a context of {context} is too short to measure how heads copy"
-        raise UserError(f"{problem}; to look inside: minigpt inspect {RUN} --open")
+        raise FilmError(problem, run=Path(RUN))
     then, now = (
         mean_scores((), ((extract(m, window).weights, text) for window, text in linked))["copy"]
         for m in (load_transformer(first), model)

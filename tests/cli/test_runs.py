@@ -31,7 +31,8 @@ def test_many_texts_are_shortened_in_the_table_only(cli: Cli, empty_folder: Path
 def test_without_runs_json_is_an_empty_list_and_text_an_error(cli: Cli, empty_folder: Path) -> None:
     assert cli("runs", "--json").json == []
     assert "minigpt train" in cli("runs").error
-    error = f"folder {Path.cwd() / 'none'} does not exist; runs are in the folder where you trained; to start one: minigpt train"
+    hint = "runs are in the folder where you trained; to start one: minigpt train"
+    error = f"folder {Path.cwd() / 'none'} does not exist; {hint}"
     assert cli("runs", "--in", "none").error == cli("runs", "--in", "none", "--json").error == error
 
 
