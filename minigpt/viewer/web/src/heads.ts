@@ -126,8 +126,8 @@ function cost(breaks: number) {
 
 function tile(app: App, head: Head) {
   const index = app.index(head), name = `${head.layer}·${head.head}`, hue = `--head-${head.head % 8}`;
-  const letter = h("span"), word = h("span.word"), share = h("span"), changed = watch();
-  const canvas = h("canvas", { "aria-hidden": "true" });
+  const letter = h("span"), word = h("span.word"), share = h("span");
+  const canvas = h("canvas", { "aria-hidden": "true" }), changed = watch(), barsChanged = watch();
   const usually = h("span.usually"), without = h("span.without");
   const looks = h("span.looks", h("b", name), letter, word, share);
   const button = h("button.choose", { onclick: () => app.choose(head) }, looks, canvas, usually, without);
@@ -156,7 +156,7 @@ function tile(app: App, head: Head) {
     element.classList.toggle("stale", !isCurrent);
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
-    if (look) drawBars(look, rival, state, width);
+    if (look && barsChanged(look, rival, isMuted, width)) drawBars(look, rival, state, width);
     const change = look && effect && !isMuted && effectOf(look, effect.logits, (x) => app.probabilities(x));
     if (change) drawEffect(change, count, breaks);
     else setText(without, isMuted ? "switched off" : isWriting ? "" : "without it: …");
