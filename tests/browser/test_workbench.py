@@ -95,7 +95,7 @@ def assert_shows(page: Any, made: Made, prefix: str, muted: tuple[tuple[int, int
 def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
     assert text(page) == START
     assert_shows(page, made, START)
-    page.until("() => document.querySelector('.check').textContent.includes('✓ all 2 models compute as minigpt does')")
+    page.until("() => document.querySelector('.check').textContent.includes('✓ all 2 models give')")
 
 
 def test_every_model_is_checked(made: Made, opened: Opener) -> None:
@@ -206,7 +206,7 @@ def test_a_worker_that_dies_at_the_start_loses_neither_the_check_nor_a_step(made
     script = "window.Worker = class { constructor() { window.worker = this; } postMessage() {} terminate() {} }"
     shown = opened(made.content, script=script)
     shown.ask("() => window.worker.onmessage({ data: 'ready' })")
-    shown.tab.click("button:text-is('Step')")
+    shown.tab.click("button:text-is('One letter')")
     assert "checking" in shown.tab.inner_text(".check")
     shown.ask("() => window.worker.onerror(new ErrorEvent('error'))")
     shown.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
@@ -314,7 +314,7 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
 
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
     settle(page)
-    page.tab.click("button:text-is('Step')")
+    page.tab.click("button:text-is('One letter')")
     page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
     page.tab.click(".controls .primary")
     page.until(f"() => document.querySelector('#text').value.length > {len(START) + 10}")
@@ -339,7 +339,7 @@ def test_temperature_zero_writes_the_most_likely_letters(page: Any, made: Made) 
     expected = START
     for _ in range(3):
         expected += made.next(expected)[0]
-        page.tab.click("button:text-is('Step')")
+        page.tab.click("button:text-is('One letter')")
         page.until(f"() => document.querySelector('#text').value.length === {len(expected)}")
         assert_next = made.next(expected)[0].translate(GLYPHS)
         page.until(f"() => document.querySelector('.bars li b').textContent === {assert_next!r}")
@@ -479,7 +479,7 @@ def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page:
     page.tab.locator("#temperature").fill("0")
     prefix = START + made.next(START)[0]
     button = "[...document.querySelectorAll('button')].find((one) => one.textContent === {!r}).click()"
-    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("Step", "At all letters"))) + "}")
+    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("One letter", "At all letters"))) + "}")
     weights = extract(made.model, made.loaded.tokenizer.encode(prefix)[-made.loaded.config.model.context :]).weights
     row = weights[0, 0, -1]
     share = re.findall(r"at \d+ attends to .* at (\d+): ([\d.]+)%", page.tab.inner_text("dialog .readout"))
@@ -487,7 +487,7 @@ def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page:
         (int(row.argmax()), pytest.approx(100 * float(row.max()), abs=0.6))
     ]
     page.press("Escape")
-    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("Step", "Compute this letter"))) + "}")
+    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("One letter", "Compute this letter"))) + "}")
     assert "undefined" not in page.tab.inner_text("dialog")
 
 
@@ -560,7 +560,7 @@ def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None
     page.tab.click(".pin")
     page.tab.select_option('select[aria-label="Model"]', "1")
     page.until("() => document.querySelector('.track .other:not([hidden])') !== null")
-    assert page.tab.inner_text(".pin") == "✕ compared with made, step 100"
+    assert page.tab.inner_text(".pin") == "✕ made, step 100"
     page.until(
         "() => document.querySelectorAll('.tile').length === 6 && document.querySelectorAll('.layer').length === 3"
     )
