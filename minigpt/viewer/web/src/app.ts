@@ -33,8 +33,6 @@ export type State = {
 export const MAX_LETTERS = 4000;
 /** Milliseconds between two letters, so that eyes can follow. */
 const PAUSE = 30;
-/** Milliseconds that an answer may wait to be drawn, if it is not about the shown model and letter. */
-const SOON = 80;
 /** Milliseconds that a message stays. */
 const NOTICE = 6000;
 
@@ -46,7 +44,6 @@ export class App {
   unknown: string[] = []; // letters that the message names
   notice: ReturnType<typeof setTimeout> | undefined;
   isScheduled = false;
-  timer: ReturnType<typeof setTimeout> | undefined;
   positions: Position[] = []; // where each model is asked about the selected letter
   before: (Look | null)[]; // the last look of each model before, to show until the new one comes
   once: Question[] = []; // what is asked once: the newest request for details, and checks of the arithmetic
@@ -144,14 +141,6 @@ export class App {
       this.isScheduled = false;
       for (const draw of this.panels) draw(this.state);
     });
-  }
-
-  /** Draw soon, with the answers that come meanwhile. */
-  drawLater() {
-    this.timer ??= setTimeout(() => {
-      this.timer = undefined;
-      this.set({});
-    }, SOON);
   }
 
   /** Tell the visitor something for some seconds, whatever happens meanwhile. */
@@ -412,8 +401,8 @@ export class App {
     }
     use?.(reply);
     if (kind !== "write" && this.isFilmComplete) this.ask(); // what happens in the film is known
-    if (kind !== "look" || !isShown) return this.drawLater();
     this.set({});
+    if (kind !== "look" || !isShown) return;
     if (this.writer.isWriting) setTimeout(() => this.writer.isWriting && this.writeToken(), PAUSE);
     else this.writeToken();
   }
