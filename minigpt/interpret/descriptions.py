@@ -1,4 +1,4 @@
-"""Describe what each head attends to in a phrase, computed from its scores, with the scores as evidence."""
+"""Describe what each head attends to in a phrase, computed from its scores."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,6 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 NO_PATTERN = "no clear pattern"
-MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
 BROAD = 0.9
 """A head without a pattern attends to many letters if its entropy is at least this fraction of the uniform."""
 NEARBY = 0.25
@@ -32,21 +31,14 @@ LEARNED = 0.05
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A score of a head, beside the score of uniform attention."""
-
-    label: str
-    value: float
-    uniform: float
-
-
-@dataclass(frozen=True)
 class Description:
     """What a head attends to."""
 
     phrase: str
-    evidence: list[Evidence]
-    """The scores behind the phrase: patterns and links from the clearest to the least clear, then measures."""
+    share: float | None = None
+    """The share of its attention on the keys of the phrase. None: the phrase is not a pattern or a link."""
+    uniform: float | None = None
+    """The same share for uniform attention."""
 
 
 Seen = tuple[Tensor, Sequence[str]]
@@ -106,10 +98,10 @@ def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
     order = sorted(phrases, key=lambda name: baselines[name] - shares[name])
     followed = [name for name in order if follows(shares[name], baselines[name])]
     followed.sort(key=lambda name: name not in LINKS)  # links come first
-    phrase = phrases[followed[0]] if followed else _measured_phrase(scores, at)
-    evidence = [_evidence(f"attention to {phrases[name]}", scores[name], at) for name in order]
-    evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
-    return Description(phrase, evidence)
+    if not followed:
+        return Description(_measured_phrase(scores, at))
+    name = followed[0]
+    return Description(phrases[name], *(float(f"{share:.4g}") for share in (shares[name], scores[name].uniform)))
 
 
 def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
@@ -119,10 +111,6 @@ def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
     if scores and scores["distance"].values[at] <= NEARBY * scores["distance"].uniform:
         return "nearby letters"
     return NO_PATTERN
-
-
-def _evidence(label: str, score: Score, at: tuple[int, int]) -> Evidence:
-    return Evidence(label, float(f"{score.values[at].item():.4g}"), float(f"{score.uniform:.4g}"))
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:

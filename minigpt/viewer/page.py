@@ -5,7 +5,7 @@ Python packs the weights and computes what the page starts with. JavaScript, bui
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.errors import CheckpointError, UserError, ViewError, count, escape
-from minigpt.interpret.descriptions import NO_PATTERN, Description, describe_heads, score_model, untrained_warning
+from minigpt.interpret.descriptions import NO_PATTERN, describe_heads, score_model, untrained_warning
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.extract import extract
@@ -186,7 +186,13 @@ class _Shown:
             choices = self.without.argmax(-1)  # (1 + L H, T - T // 2)
             breaks = (choices[1:] != choices[0]).double().mean(-1).tolist()
             described = describe_heads(scores)
-            heads = [[_about(description, breaks.pop(0)) for description in layer] for layer in described]
+            heads = [
+                [
+                    {**asdict(one), "phrase": one.phrase.replace(NO_PATTERN, ""), "breaks": breaks.pop(0)}
+                    for one in layer
+                ]
+                for layer in described
+            ]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
         return {
             "name": escape(checkpoint.run_name),
@@ -199,18 +205,6 @@ class _Shown:
             "rounding": self.rounding,
             "heads": heads,
         }
-
-
-def _about(description: Description, breaks: float) -> Data:
-    """Return what the page says about a head: its pattern, if it has one, and at what share of letters it matters."""
-    phrase = description.phrase
-    evidence = next((one for one in description.evidence if one.label == f"attention to {phrase}"), None)
-    return {
-        "phrase": phrase if phrase != NO_PATTERN else "",
-        "share": evidence and evidence.value,
-        "uniform": evidence and evidence.uniform,
-        "breaks": breaks,
-    }
 
 
 @torch.no_grad()

@@ -231,7 +231,12 @@ def test_without_its_text_a_run_is_shown_on_generated_text(
     monkeypatch.setenv("MINIGPT_CACHE", "empty")
     done = cli("inspect", "verse")
     assert "using generated text instead" in done.err
-    assert page_data(tmp_path / "inspect.html")["models"][0]["heads"][0][0].keys() == {"phrase", "share", "uniform", "breaks"}
+    assert page_data(tmp_path / "inspect.html")["models"][0]["heads"][0][0].keys() == {
+        "phrase",
+        "share",
+        "uniform",
+        "breaks",
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from random_models import checkpoint
 
-from minigpt.interpret.descriptions import describe_heads, mean_scores, score_model
+from minigpt.interpret.descriptions import Description, describe_heads, mean_scores, score_model
 from minigpt.interpret.links import LINKS, links
 from minigpt.interpret.scores import PATTERNS, pattern_keys, uniform_attention
 from minigpt.model.load import load_transformer
@@ -68,17 +68,14 @@ def test_a_head_on_the_start_of_a_chinese_sentence_is_not_on_a_word() -> None:
     assert phrase_of(weights, text=text) == ["no clear pattern"]
 
 
-def test_the_evidence_has_the_scores_and_their_baselines() -> None:
-    ((description,),) = describe_heads(
-        mean_scores([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
-    )
-    first = description.evidence[0]
+def test_a_description_has_the_share_of_its_pattern_and_that_of_uniform_attention() -> None:
+    scores = mean_scores([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
+    ((description,),) = describe_heads(scores)
     uniform = sum(1 / (t + 1) for t in range(1, len(TEXT))) / (len(TEXT) - 1)
-    assert first.label == "attention to the previous letter"
-    assert first.uniform == pytest.approx(uniform, rel=1e-3)
-    assert first.value == pytest.approx(0.6 + 0.4 * uniform, rel=1e-3)
-    distance = next(one for one in description.evidence if one.label == "mean distance, in letters")
-    assert 1 < distance.value < distance.uniform
+    assert description.phrase == "the previous letter"
+    assert description.uniform == pytest.approx(uniform, rel=1e-3)
+    assert description.share == pytest.approx(0.6 + 0.4 * uniform, rel=1e-3)
+    assert 1 < scores["distance"].values.item() < scores["distance"].uniform
 
 
 def test_scores_are_means_over_windows() -> None:
@@ -88,7 +85,9 @@ def test_scores_are_means_over_windows() -> None:
     ((mixed,),) = describe_heads(mean_scores([(previous, text), (previous, text), (itself, text)]))
     assert mixed.phrase == PATTERNS["previous"]
     ((alone,),) = describe_heads(mean_scores([(previous, text)]))
-    assert mixed.evidence[0].value < alone.evidence[0].value
+    assert mixed.share is not None
+    assert alone.share is not None
+    assert mixed.share < alone.share
 
 
 def test_links_of_stories_come_before_patterns() -> None:
@@ -113,16 +112,14 @@ def test_links_of_stories_come_before_patterns() -> None:
         LINKS["she"], LINKS["he"], LINKS["pronoun"],
         LINKS["copy"], PATTERNS["previous"], LINKS["she"], PATTERNS["previous"],
     ]  # fmt: skip
-    labels = [one.label for one in described[0].evidence]
-    assert labels[0] == "attention to the girl's name, after She"
-    assert {"attention to He or She, before a name", "attention to the previous letter"} <= {*labels}
+    assert described[0].share == pytest.approx(1, abs=1e-3)  # of the link, not of the pattern that it follows, too
     to_both = uniform_attention(T)
     for link in found:
         if "she" in link.keys:  # as much on the other name
             to_both[link.query] = 0
             to_both[link.query, [link.keys["she"][0], link.keys["not she"][0]]] = 0.5
     ((both,),) = describe_heads(mean_scores([(to_both[None, None], list(text))], [(to_both[None, None], text)]))
-    assert both.phrase == "many letters at once"
+    assert both == Description("many letters at once", None, None)
 
 
 def test_a_model_is_scored_over_the_split_or_the_excerpt() -> None:
