@@ -246,6 +246,44 @@ def test_the_film_waits_for_answers_and_stops_when_nobody_sees_it(moments: list[
     page.assert_quiet()
 
 
+def test_focus_is_never_behind_the_strip(page: Any) -> None:
+    page.until(COMPLETE)
+    page.tab.focus("#text")
+    hidden = """() => {
+        const at = document.activeElement, strip = document.querySelector('.strip');
+        const [box, cover] = [at, strip].map((one) => one.getBoundingClientRect());
+        return !strip.contains(at) && box.bottom > cover.top && box.top < cover.bottom;
+    }"""
+    seen = set()
+    for _ in range(30):
+        page.press("Tab")
+        page.draw()
+        name = page.ask("() => document.activeElement.className")
+        if page.ask("() => document.activeElement === document.body"):  # behind the last one
+            break
+        assert not page.ask(hidden), name
+        seen.add(name)
+    assert {"choose", "play", "pin"} <= seen
+
+
+def test_a_finger_that_scrolls_over_the_strip_moves_nothing(page: Any) -> None:
+    page.until(COMPLETE)
+    touch = """(events) => {
+        const plot = document.querySelector('.plot'), { left, top } = plot.getBoundingClientRect();
+        plot.setPointerCapture = () => {}; // the pointer is made up
+        for (const [type, x, y] of events) {
+            const at = { clientX: left + x, clientY: top + y, pointerType: 'touch', pointerId: 7, bubbles: true };
+            plot.dispatchEvent(new PointerEvent(type, at));
+        }
+    }"""
+    page.ask(touch, [["pointerdown", 400, 40], ["pointermove", 403, 20], ["pointercancel", 403, 20]])
+    page.ask(touch, [["pointermove", 200, 20]])
+    page.draw()
+    assert page.ask(STEP) == "Step 400 of 400"
+    page.ask(touch, [["pointerdown", 1000, 40], ["pointermove", 300, 40], ["pointerup", 140, 40]])
+    page.until(f"() => ({STEP})() === 'Step 0 of 400'")
+
+
 def test_what_the_visitor_set_stays_while_time_moves(page: Any, moments: list[Checkpoint]) -> None:
     page.tab.click("[role=switch][aria-label='Head 1·2']")
     page.tab.click(".tile button.choose >> nth=3")
