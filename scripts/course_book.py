@@ -53,7 +53,7 @@ def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _summary_of_films(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Return the number of films, their mean loss, or the range of a value."""
+    """Return the number of films, or the range of a value."""
     passed = [row for row in rows if row["half"] is not None]
     if name in ("count", "passed"):
         return str(len(rows if name == "count" else passed))

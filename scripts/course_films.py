@@ -1,4 +1,4 @@
-"""Train the reader's GPT as chapter 10 prints it, with other seeds, and keep what the programs print.
+"""Train the reader's GPT with the program of chapter 10 and other seeds, and keep what the programs print.
 
 Each seed has a folder with the reader's files: mygpt.py, stories.txt, try10.py, film.pt and try11.py.
 """

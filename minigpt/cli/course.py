@@ -31,7 +31,7 @@ ChapterNumber = Annotated[
 
 @course_app.callback(invoke_without_command=True)
 def course(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Build a GPT letter by letter, chapter by chapter. Without a command, list them.
+    """Build a GPT letter by letter, chapter by chapter. Without a command, list the chapters.
 
     Examples:
       minigpt course                       the chapters
@@ -67,7 +67,7 @@ def text(
 def run(
     chapter_number: ChapterNumber,
     seed: Annotated[
-        int, Option("--seed", help="Seed of the models. The course has seeds 1 to 5.", min=0, max=MAX_SEED)
+        int, Option("--seed", help="Seed of the models. The course uses seeds 1 to 5.", min=0, max=MAX_SEED)
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:

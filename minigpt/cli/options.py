@@ -166,7 +166,7 @@ SetOption = Annotated[
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
 ]
-RUN = "A run (its name, its folder or 'last'), or its checkpoint NAME@STEP, NAME@best or NAME@last."
+RUN = "A run (its name, its folder or 'last'), or a checkpoint: NAME@STEP, NAME@best or NAME@last."
 RunArgument = Annotated[str, Argument(help=RUN, metavar="RUN", autocompletion=complete_run)]
 RunsArgument = Annotated[list[str], Argument(help="Names or folders.", metavar="RUN", autocompletion=complete_run)]
 RunsFolderOption = Annotated[Path, Option("--in", help="Folder that contains the runs.", metavar="FOLDER")]

@@ -43,7 +43,7 @@ class Number:
         return low if low == high else f"{low} to {high}"
 
     def is_outside(self, value: float) -> bool:
-        """Return whether a reader's value is outside the range of the course, and looks so."""
+        """Return whether a reader's value is outside the range of the course, also when rounded as printed."""
         low, high = self.range()
         return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
 

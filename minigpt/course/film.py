@@ -65,7 +65,7 @@ def _checkpoints(film: Any, path: Path) -> Iterator[Checkpoint]:
     config = resolve((path.name, {**model, **text, "train.steps": max(1, *moments)})).config
     data = load_dataset(config.data)
     if list(film["letters"]) != list(data.tokenizer.decode(range(data.tokenizer.vocab_size))):
-        raise UserError(f"{path} has another vocabulary than stories.txt of the course; {AGAIN}")
+        raise UserError(f"{path} has a different vocabulary from the course's stories.txt; {AGAIN}")
     shapes = parameter_shapes(config.model, data.tokenizer.vocab_size)
     runtime = choose_runtime(RuntimeConfig(dtype="float32", compile=False))
     ids = data.tokenizer.encode(film["prompt"])[: config.model.context]
@@ -74,7 +74,7 @@ def _checkpoints(film: Any, path: Path) -> Iterator[Checkpoint]:
         for name in sorted({*shapes, *weights}):
             has, needs = (found.get(name) for found in ({n: w.shape for n, w in weights.items()}, shapes))
             if has != needs:
-                problem = f"{path} has another shape than the GPT of chapter 9: {escape(name)[:80]}"
+                problem = f"{path} has a different shape from the GPT of chapter 9: {escape(name)[:80]}"
                 raise UserError(f"{problem} has {has or 'no weights'}, expected {needs or 'none'}; {AGAIN}")
         metadata = Metadata(
             corpus="builtin:stories",

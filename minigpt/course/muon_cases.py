@@ -1,6 +1,6 @@
 """What `course check` compares in chapter 10: Newton-Schulz, and three steps of Muon.
 
-The numbers are in float64, so that rounding hides no mistake: five rounds multiply it by up to 485.
+The numbers are in float64, so that rounding hides no mistake: five rounds multiply a rounding error by up to 485.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,14 +74,14 @@ def _check_size(function: Callable[[Tensor], Any]) -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "the queries, keys and values are one matrix": {"parts": 1},
-    "the embeddings are under Muon too": {"prefix": ""},
+    "Muon also trains the embeddings": {"prefix": ""},
     "the weight decay is missing": {"decay": 0.0},
     "the momentum is that of the updates, not of the gradients": {"is_late": True},
     "the gradient is not added to its mean again (Nesterov)": {"nesterov": False},
     "the updates are not scaled by the root of rows / columns": {"power": 0.0},
     "the updates are scaled by rows / columns, not by its root": {"power": 1.0},
 }
-"""What is different in `_Muon` with a mistake of the reader."""
+"""How `_Muon` differs for each mistake of a reader."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class _Muon:
         self.rest.step()
 
     def mean(self, name: str, value: Tensor) -> Tensor:
-        """Return the running mean of what is given under this name, with the value once more."""
+        """Add `value` to the running mean with this name. Return the mean, with Nesterov one step ahead."""
         mean = self.means.setdefault(name, torch.zeros_like(value)).lerp_(value, 1 - MOMENTUM)
         return value.lerp(mean, MOMENTUM) if self.nesterov else mean
 

@@ -146,7 +146,7 @@ class Metrics:
         """Move the progress bar to `step` of `steps`, with `losses` and `activity`.
 
         `activity` is the throughput, or what the run does between steps, such as evaluating. Without a terminal or a
-        notebook, print a line from time to time. `log.txt` has this line always.
+        notebook, print a line from time to time. `log.txt` always gets this line.
         """
         if self.is_silent:
             return

@@ -46,8 +46,8 @@ class Film:
     ) -> "Film":
         """Load the moments of the run of `opened` at the `named` steps, or else at steps spread over the run.
 
-        The run may still train. `others` are the other models of the page. `log` receives a line if a run has no film,
-        or if an unnamed moment cannot be loaded.
+        The run may still be training. `others` are the other models of the page. `log` receives a line if a run has no
+        film, or if an unnamed moment cannot be loaded.
         """
         run, step = run_of(opened.path), opened.metadata.step
         if run is None and named is None:

@@ -50,15 +50,16 @@ def test_claim_order() -> str:
     "positions-4",
     "positions#does-a-model-need-positional-encodings",
     "After a minute of training, a model of 4 layers without positional encodings has a loss {none - learned} nats "
-    "above learned encodings, and {none - baseline} nats above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found only "
-    "small differences. Their models have 125 million parameters or more, predict words or subwords, and train far "
-    "longer. This one has 0.8 million and predicts characters.",
+    "higher than with learned encodings, and {none - baseline} nats higher than with RoPE. Haviv et al. 2022 (arXiv "
+    "2203.16634) found only small differences. Their models have 125 million parameters or more, predict words or "
+    "subwords, and train far longer. This one has 0.8 million and predicts characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
 )
 @trained(
     "positions-1",
     "positions#does-a-model-need-positional-encodings",
-    "A model of one layer without positional encodings has a loss {none - learned} nats above learned encodings.",
+    "A model of one layer without positional encodings has a loss {none - learned} nats higher than with learned "
+    "encodings.",
     lambda difference: difference > 0.3,
 )
 def test_claim_no_positions() -> None: ...

@@ -98,8 +98,8 @@ def text(made: Film) -> None:
 
 WRONG = {
     "at step 0, your GPT computes other logits than minigpt's": no_head,
-    "has another shape than the GPT of chapter 9: blocks.0.attention.proj.bias has (8,), expected (16,); train": wide,
-    "has another vocabulary than stories.txt of the course; train it again: python try10.py": other_letters,
+    "has a different shape from the GPT of chapter 9: blocks.0.attention.proj.bias has (8,), expected (16,)": wide,
+    "has a different vocabulary from the course's stories.txt; train it again: python try10.py": other_letters,
     "blocks.1.norm1.weight has (8,), expected none; train it again": deeper,
     "is not a film of chapter 10; train it again: python try10.py": empty,
     "is not a film of chapter 10": old,
