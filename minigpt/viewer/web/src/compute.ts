@@ -54,8 +54,8 @@ function steps(app: App, reply: DetailAnswer, position: Position, isOff: boolean
     ),
     step(
       ["It copies ", term("value", "values")],
-      `Each letter has a value. The head adds them, each times its share. Most comes from “${symbol(largest)}”, ` +
-        "whose value is here above the sum.",
+      `Each letter has a value. The head adds the values, each times its share. The largest share is that of ` +
+        `“${symbol(largest)}”: here is its value, and below it the sum.`,
       vector(reply.value),
       vector(reply.output),
     ),

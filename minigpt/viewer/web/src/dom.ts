@@ -40,11 +40,11 @@ const DEFINITIONS = {
   heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
   without: "Without a head: what it copies is replaced by zeros, and all later layers are computed again.",
   temperature: "Low temperatures make likely letters likelier. The tick in a bar is the probability at temperature 1.",
-  nats: "Entropy measures how open the choice is, by the dark bars. 0 nats: certain. 0.69: as open as a coin toss.",
+  nats: "Entropy says how open the choice of the dark bars is. 0 nats: certain. 0.69 nats: as open as a coin toss.",
   query: "A query is a vector that says what a head looks for at this letter.",
   key: "A key is a vector that says what an earlier letter has to offer. A head compares it with the query.",
   value: "A value is the vector that a head copies from an earlier letter.",
-  logits: "Logits are scores of all letters, before softmax turns them into probabilities.",
+  logits: "Logits are the numbers that the model gives to all letters. Softmax turns them into probabilities.",
   parameters: "The parameters are the numbers that training adjusts.",
 };
 let terms = 0;

@@ -19,7 +19,7 @@ export type Story = {
   isOld: boolean; // whether it is about a letter that was selected before
   curve: Curve;
   letter: string; // the letter that the curve is about, in quotes
-  /** name: such as `2·2 → “A” of Anna`; short: without the word */
+  /** name: such as `2·3 → “A” of Anna`; short: without the word */
   lanes: (Lane & { name: string, short: string })[];
   event: number; // the moment of the greatest change, or -1, and what happens there
   sentence: string;

@@ -61,7 +61,7 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
     order();
     const rival = state.pinned === null ? null : app.payload.models[state.pinned];
     const bars = `Bars${rival?.heads.length ? ` down: ${named(rival)}; up` : ""}: where each one looks. `;
-    const what = app.muted.size ? "what becomes of the letter that all heads expect" : "what the model would expect";
+    const what = app.muted.size ? "what becomes of the whole model's choice" : "what the model would expect";
     if (changed(bars, what)) intro.replaceChildren(bars, term("without", "Without it"), `: ${what}.`);
     drawChosen(state);
   }
@@ -100,7 +100,7 @@ export function headsPanel(app: App, open: { compute: () => void, matrix: () => 
         return h("p.turn", `Without ${it}, ${who} looks at ${where}.`);
       }),
       h("p", share !== null && uniform !== null &&
-        `On average, if there is one, ${percent(share)} of its attention goes there (${percent(uniform)} by chance).`),
+        `Where it can, it gives this ${percent(share)} of its attention on average (${percent(uniform)} by chance).`),
       h("p", cost(breaks)),
     );
   }
@@ -121,7 +121,7 @@ function rove(buttons: HTMLButtonElement[]) {
 
 /** @param breaks the share of letters at which another letter wins without a head */
 function cost(breaks: number) {
-  return `Without this head, another letter is the likeliest at ${percent(breaks)} of the start text's second half.`;
+  return `Without this head, another letter wins at ${percent(breaks)} of the letters in the start text's second half.`;
 }
 
 function tile(app: App, head: Head) {

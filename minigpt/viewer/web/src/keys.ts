@@ -13,7 +13,7 @@ const KEYS = [
 
 export function openHelp() {
   const rows = KEYS.map(([key, does]) => [h("kbd", key), does]);
-  const where = h("p", "They work everywhere but in the text, where keys type. In a row of heads, arrows go along it.");
+  const where = h("p", "They work everywhere but in the text, where keys type. Arrows also move along a row of heads.");
   openSheet("Keys", where, table("keys", [], rows));
 }
 

@@ -47,7 +47,7 @@ function start(payload: Payload) {
   const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
     ? [check, h("a", { href: "#", target: "_blank" }, "Open the whole page")]
-    : [copyButton(app), h("span", `The model runs in this page, without a network. By minigpt ${payload.version}.`)];
+    : [copyButton(app), h("span", `The model runs in this page, offline. Made with minigpt ${payload.version}.`)];
   root.replaceChildren(
     ...(only ? [] : [header(app, check, strip ? null : pin)]),
     ...payload.warnings.map((warning) => h("p.message", warning)),
@@ -86,9 +86,9 @@ function checkArithmetic(app: App, element: HTMLElement) {
       if (app.once.some(({ kind }) => kind === "logits")) return;
       const all = models.length > 1 ? `all ${models.length} models` : "the model";
       const rounding = largest(models.map((model) => model.rounding));
-      const rounded = `The weights are rounded to 8 bits, which changes chances by at most ${percent(rounding)}.`;
-      const detail = "minigpt computed its logits at one letter, the first that is selected. " +
-        `Those of this page, of ${all}, differ by at most ${largest(differences).toExponential(0)}. ` +
+      const rounded = `The weights are rounded to 8 bits, which changes probabilities by at most ${percent(rounding)}.`;
+      const detail = "minigpt computed logits at one letter, the one that is selected first. For " +
+        `${all}, the logits of this page differ from them by at most ${largest(differences).toExponential(0)}. ` +
         (rounding > 5e-4 ? rounded : "");
       const claim = `✓ ${all} ${models.length > 1 ? "give" : "gives"} minigpt's logits`;
       element.replaceChildren(explained(claim, detail));

@@ -35,10 +35,11 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const { n_head } = payload.models[film[0]].config, hasHeads = payload.models[film[0]].heads.length > 0;
   const number = (step: number) => step.toLocaleString("en");
   const step = h("b"), loss = h("span"), chanceOf = h("span"), event = h("button.event", { onclick: () => jump() });
-  const about = `A step changes all parameters once, to expect ${number(payload.batch)} letters of the text better. ` +
-    `The film shows ${film.length} steps, equally far apart: those between which the letters' chances changed most.`;
+  const about = `A step changes all parameters once, to predict ${number(payload.batch)} letters better. ` +
+    `The film shows ${film.length} steps, equally far apart: those between which predictions changed most.`;
   const chance = explained(chanceOf, "The probability of this letter, at the temperature that is set above.");
-  const keys = h("span.legend", h("span.key", h("i.chance"), chance), payload.losses.length > 0 && h("span.key", h("i.loss"), "loss"));
+  const lossKey = payload.losses.length > 0 && h("span.key", h("i.loss"), "loss");
+  const keys = h("span.legend", h("span.key", h("i.chance"), chance), lossKey);
   const caption = h("p.line", explained(step, about), loss, pin, event, keys);
   const play = h("button.play", { "aria-label": "Play the film", onclick: toggle }, "▶");
   const slider = h("input", {
@@ -51,7 +52,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const lossLine = shape("polyline", { class: "loss" }), chanceLine = shape("polyline", { class: "chance" });
   const dots = steps.map(() => shape("circle"));
   const lanes = Array.from({ length: hasHeads ? LANES : 0 }, (_, row) => lane(row));
-  const meaning = h("span", "Heads it needs. Darker: looks more", h("i", " at its letter"));
+  const meaning = h("span", "Heads this letter needs. Darker: looks more", h("i", " at its letter"));
   const legend = h("p.lanes", explained(meaning, ABOUT_LANES));
   const ticks = steps.map((step) => shape("text", { "text-anchor": "middle" }, new Text(number(step))));
   const ends = ["100%", "0%"].map((text) => shape("text", { "text-anchor": "end" }, new Text(text)));

@@ -132,7 +132,7 @@ export function textPanel(app: App) {
     const start = unseen ? `The model does not see the gray start: its context is ${context} ${unit}. ` : "";
     const head = app.shadingHead;
     if (!head) {
-      if (app.state.shade === "learned") return `${start}From which step did a letter have at least 50%?`;
+      if (app.state.shade === "learned") return `${start}The step from which each letter had at least 50%:`;
       return start + (app.state.shade === "surprise" ? "The darker a letter, the less the model expected it." : "");
     }
     const strongest = argmax(shares);
