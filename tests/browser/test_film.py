@@ -266,6 +266,18 @@ def test_focus_is_never_behind_the_strip(page: Any) -> None:
     assert {"choose", "play", "pin"} <= seen
 
 
+@pytest.mark.parametrize(("fragment", "height", "has_lanes"), [("", 900, 1), ("", 650, 0), ("#only=film", 300, 1)])
+def test_lanes_are_left_out_only_in_a_low_window(
+    moments: list[Checkpoint], opened: Opener, fragment: str, height: int, has_lanes: int
+) -> None:
+    size = {"width": 1280, "height": height}
+    page = opened(page_of(moments), wait=".strip", fragment=fragment, viewport=size)
+    page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
+    assert page.tab.locator(".lanes:visible").count() == has_lanes
+    assert page.ask("() => document.querySelector('.plot svg').height.baseVal.value") == (118 if has_lanes else 68)
+    page.assert_quiet()
+
+
 def test_a_finger_that_scrolls_over_the_strip_moves_nothing(page: Any) -> None:
     page.until(COMPLETE)
     touch = """(events) => {

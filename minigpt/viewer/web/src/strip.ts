@@ -163,7 +163,8 @@ export function stripPanel(app: App, pin: HTMLElement) {
     const y = (share: number) => TOP + (1 - share) * (HEIGHT - 2 * TOP);
     const line = (points: number[][]) => ({ points: points.map((point) => point.join(",")).join(" ") });
     const points = values.map((value, i) => [x(i), y(value)]), isOpen = values.map(Number.isNaN);
-    const isLow = !hasHeads || window.innerHeight <= LOW; // then there is no room for lanes
+    const isEmbedded = document.body.classList.contains("embedded"); // its frame is as high as the strip needs
+    const isLow = !hasHeads || (window.innerHeight <= LOW && !isEmbedded); // then there is no room for lanes
     const height = (isLow ? HEIGHT : top + LANES * LANE) + STEPS; // the same, whatever is known
     set(drawing, { viewBox: `0 0 ${width} ${height}`, height });
     legend.hidden = isLow;
