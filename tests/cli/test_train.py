@@ -131,7 +131,7 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
     done = cli("train", "one line.txt")
     assert re.search(
-        r"^A run of 1 minute would .* of about [12]\.\d\d\.\n(.*\n)+  longer: .*'one line.txt' --minutes 1$",
+        r"^A run of (\d+) minutes? would .* of about [12]\.\d\d\.\n(.*\n)+  longer: .*'one line.txt' --minutes \1$",
         done.err,
         re.M,
     )
