@@ -1,13 +1,13 @@
 """Train three encoder-decoders to reverse words, and compare them. The page encoder-decoder.md explains this file.
 
     python docs/course/encoder_decoder.py              # two to three minutes on one core
-    python docs/course/encoder_decoder.py --plot .     # also draw two figures into this folder
+    python docs/course/encoder_decoder.py --plot .     # also draw two figures into the current folder
 
-The encoder reads the source, and the decoder writes the target one letter at a time. The models differ in what the
-decoder may read: only the encoder's last state, or by attention all its outputs. The words are random letters, so
-nothing can be guessed: each letter must come from the source.
+The encoder processes the source, and the decoder writes the target one letter at a time. The models differ mainly in
+what the decoder gets: only the encoder's last state, or by attention all outputs of the encoder. The words are random
+letters, so nothing can be guessed: each letter must come from the source.
 
-Letters in shapes: B words, S source letters, T target letters, C width, H heads, D head size, V vocabulary.
+Letters in shapes: B words, S source and T target letters with the end, C width, H heads, D head size, V vocabulary.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class DecoderBlock(Block):
 
 
 def sdpa_unmasked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Return attention without the causal mask, which turns minigpt's block into a block of an encoder."""
+    """Return attention without the causal mask, for the blocks of the encoder."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
 
 
 class ContextVector(nn.Module):
-    """The LSTMs of Sutskever et al. 2014 (https://arxiv.org/abs/1409.3215): the last state is all the decoder gets."""
+    """LSTMs as in Sutskever et al. 2014 (https://arxiv.org/abs/1409.3215): the decoder starts from the last state."""
 
     def __init__(self, width: int = 140, embedding: int = 64) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class ContextVector(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """The recurrent network with attention of Bahdanau et al. 2015 (https://arxiv.org/abs/1409.0473), as LSTMs."""
+    """The attention of Bahdanau et al. 2015 (https://arxiv.org/abs/1409.0473), with LSTMs instead of GRUs."""
 
     def __init__(self, width: int = 118, embedding: int = 64) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ RIVALS: dict[str, tuple[Callable[[], nn.Module], float, int]] = {  # model, lear
 
 
 def make_batch(length: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return source, decoder input and expected output (count, length + 1). Equal lengths need no padding."""
+    """Return source, decoder input and expected output, (count, length + 1) each, of random words."""
     words = torch.randint(END, (count, length), generator=generator)
     end = torch.full((count, 1), END)
     backward = words.flip(1)
@@ -159,7 +159,7 @@ def make_batch(length: int, count: int, generator: torch.Generator) -> tuple[Ten
 
 
 def train(model: nn.Module, seed: int, rate: float, steps: int, lengths: range = TRAINED) -> tuple[list[float], float]:
-    """Train on batches of 64 new words. Return the loss of each step and the seconds of processor time."""
+    """Train on batches of 64 random words. Return the loss of each step and the seconds of processor time."""
     generator, start = torch.Generator().manual_seed(seed), time.process_time()
     config = OptimConfig(name="adamw", lr=rate, weight_decay=0.01, warmup=0.05)
     optimizer, losses = Optimizer(model, config), []
@@ -178,10 +178,10 @@ def train(model: nn.Module, seed: int, rate: float, steps: int, lengths: range =
 
 @torch.no_grad()
 def accuracy(model: nn.Module, length: int, seed: int, count: int = 1000) -> float:
-    """Return the share of new words that greedy decoding reverses without a mistake.
+    """Return the share of random words that greedy decoding reverses without a mistake.
 
     Greedy decoding makes no mistake if and only if, after each right prefix, the right letter is the most likely one.
-    So one pass over the expected output is enough.
+    So one pass over the right prefixes is enough.
     """
     source, target, expected = make_batch(length, count, torch.Generator().manual_seed(1000 * (seed + 1) + length))
     logits, _ = model.decode(model.encode(source), target)
@@ -190,7 +190,7 @@ def accuracy(model: nn.Module, length: int, seed: int, count: int = 1000) -> flo
 
 @torch.no_grad()
 def write(model: nn.Module, word: str) -> tuple[str, list[list[float]]]:
-    """Return what greedy decoding writes for `word`, and its attention weights (T, S). Stop at twice the length."""
+    """Return what greedy decoding writes for `word`, at most twice its length, and any attention weights (T, S)."""
     source, target = torch.tensor([[ord(letter) - ord("a") for letter in word] + [END]]), torch.tensor([[END]])
     memory = model.encode(source)
     for _ in range(2 * len(word)):
@@ -208,7 +208,7 @@ def study(name: str, seed: int, rate: float, steps: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = RIVALS[name][0]()
     losses, seconds = train(model, seed, rate, steps)
-    last = losses[-steps // 10 :]  # of words that the model had not read before, as each step reads new ones
+    last = losses[-steps // 10 :]  # each measured on a new batch, before the update
     size = sum(parameter.numel() for parameter in model.parameters())
     run = {"model": name, "seed": seed, "rate": rate, "parameters": size, "steps": steps, "seconds": round(seconds, 1)}
     run |= {"loss": round(sum(last) / len(last), 5), "accuracy": {n: accuracy(model, n, seed) for n in TESTED}}
@@ -217,16 +217,16 @@ def study(name: str, seed: int, rate: float, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train the three models, print their accuracy by length and two words each, and draw both figures."""
+    """Train the three models, print their accuracy by length and what they write, and draw with --plot."""
     parser = argparse.ArgumentParser(description="Train three encoder-decoders to reverse words, and compare them.")
     parser.add_argument("--seed", type=int, default=1, help="seed of the weights and the words (default: 1)")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw two figures into an existing folder")
     options = parser.parse_args()
     if options.plot and not options.plot.is_dir():
         parser.error(f"{options.plot} is not a folder")
-    torch.set_num_threads(1)  # the matrices are too small for more
+    torch.set_num_threads(1)  # the matrices are too small for several threads
     runs = [study(name, options.seed, rate, steps) for name, (_, rate, steps) in RIVALS.items()]
-    print(f"\nWords reversed without a mistake. In training they had {TRAINED[0]} to {TRAINED[-1]} letters.")
+    print(f"\nWords reversed without a mistake. Training words had {TRAINED[0]} to {TRAINED[-1]} letters.")
     print(f"{'':20}", *(f"{length:4}" for length in TESTED[::2]))
     for run in runs:
         print(f"{run['model']:20}", *(f"{run['accuracy'][length]:4.0%}" for length in TESTED[::2]))

@@ -12,7 +12,7 @@ STYLES = {"LSTM": ("#d55e00", "o"), "LSTM with attention": ("#009e73", "s"), "tr
 
 
 def digest(runs: list[dict[str, Any]]) -> str:
-    """Return a hash of the results, which the figures carry as their PNG text `Source`."""
+    """Return a hash of the results. Each figure has it in its PNG metadata, as `Source`."""
     return hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]
 
 
@@ -23,7 +23,7 @@ def draw(runs: list[dict[str, Any]], longest: int, folder: Path) -> None:
 
 
 def draw_accuracy(runs: list[dict[str, Any]], longest: int, path: Path) -> None:
-    """Draw accuracy against length: the mean of each model over its seeds, and the range."""
+    """Draw accuracy against length: the mean and the range of each model over its seeds."""
     chart, panel = plt.subplots(figsize=(8, 4), layout="constrained")
     for name, (color, marker) in STYLES.items():
         found = [run["accuracy"] for run in runs if run["model"] == name]
@@ -43,7 +43,7 @@ def draw_accuracy(runs: list[dict[str, Any]], longest: int, path: Path) -> None:
 
 
 def draw_alignment(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the attention weights of the first run of each model that has any: a row per word, a column per model."""
+    """Draw the weights of the first run of each model that has attention: a row per word, a column per model."""
     attending = [run for run in runs if any(rows for _, rows in run.get("written", {}).values())]
     firsts = {run["model"]: run["written"] for run in reversed(attending)}
     names, words = sorted(firsts, reverse=True), runs[0]["written"]
