@@ -20,7 +20,7 @@ Train on a text, as `minigpt train my.txt --config tiny --steps 100 --name mine`
         outcome = minigpt.train(prepared.config, run, prepared.data)
     print(outcome.state.best_loss)
 
-Compute with its best checkpoint in PyTorch:
+Compute with the best checkpoint of this run in PyTorch:
 
     import torch
 
@@ -31,7 +31,7 @@ Compute with its best checkpoint in PyTorch:
 """
 
 TYPE_CHECKING = False
-"""True for type checkers, like that of `typing`, whose import would delay the handling of Ctrl-C."""
+"""True for type checkers, like `typing.TYPE_CHECKING`. Importing `typing` would delay the handling of Ctrl-C."""
 __version__ = "0.1.0"
 _HOME = {
     "GPT": "model.gpt",

@@ -1,4 +1,4 @@
-"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next."""
+"""Errors to show to a user. Each says what is wrong; `cli/hints.py` may add what to type next."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f
 
 @dataclass(eq=False)
 class UserError(Exception):
-    """An error that a user can cause. The command line prints it with a hint and exits with code 1."""
+    """An error to show to a user. The command line prints it, perhaps with a hint, and exits with code 1."""
 
     problem: str
-    """What is wrong, in one line."""
+    """What is wrong. Only a ConfigError may have several lines."""
 
     def __str__(self) -> str:
         return self.problem
@@ -25,14 +25,14 @@ class UserError(Exception):
 
 @dataclass(eq=False)
 class ConfigError(UserError):
-    """Settings that are unknown, invalid or contradictory. Several problems have a line each."""
+    """Settings that are unknown, invalid or contradictory. Each problem has its own line."""
 
     wrong: Mapping[str, str] = field(default_factory=dict)
-    """The problem with each wrong setting, by its key, with which the problem begins."""
+    """The problem with each wrong setting, by its key. The problem begins with the key."""
 
 
 class TextError(UserError):
-    """A text that cannot be found or read."""
+    """A text that cannot be found, read or used."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class DownloadError(TextError):
 
 @dataclass(eq=False)
 class TextMismatchError(TextError):
-    """The text of a resumed run is missing, or differs from the text it was trained on."""
+    """The text of a run is missing, or differs from the text that the run was trained on."""
 
     checkpoint: Path | None = None
 
@@ -90,15 +90,15 @@ class RunExistsError(UserError):
 
 
 class RunLockedError(UserError):
-    """Another process is training this run."""
+    """Another process has locked this run."""
 
 
 @dataclass(eq=False)
 class FilmError(UserError):
-    """The film of a reader of the course is not that of minigpt's model, or too short to measure."""
+    """A film of a reader's GPT that minigpt cannot reproduce or measure."""
 
     run: Path | None = None
-    """The run that it was turned into."""
+    """The run that minigpt has made of the film."""
 
 
 @dataclass(eq=False)
@@ -115,7 +115,7 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or incompatible."""
 
     run: Path | None = None
-    """The run of a damaged checkpoint, which may have intact ones."""
+    """The run of a damaged checkpoint. The run may have intact checkpoints."""
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class TrainingError(UserError):
 
 
 class DivergedError(TrainingError):
-    """A run whose loss or gradient is not finite."""
+    """A run whose loss, gradients or weights are not finite."""
 
 
 class LostProcessError(TrainingError):
@@ -150,7 +150,7 @@ class InsufficientMemoryError(UserError):
     """A model or batch that does not fit in memory."""
 
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, that make the run fit."""
+    """Settings, as KEY=VALUE, that may make the run fit."""
 
 
 @dataclass(eq=False)
@@ -166,7 +166,7 @@ class NoCounterpartError(UserError):
 
 @dataclass(eq=False)
 class NoOptimizerError(UserError):
-    """An imported model, which cannot be resumed."""
+    """An imported run, which cannot be resumed."""
 
     run: Path
 

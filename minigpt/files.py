@@ -20,8 +20,8 @@ from minigpt.world import free_memory
 def publish(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
-    The block creates a file or a folder of files there. It replaces any file or folder at `path`, whose permissions it
-    keeps.
+    The block creates a file or a folder of files there. A file replaces a file at `path`, and a folder
+    replaces a folder. The permissions stay.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -50,7 +50,7 @@ def withdraw(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder. Ignore it if it is missing or in use."""
+    """Remove a file or folder. Ignore what is missing or cannot be removed."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -64,7 +64,7 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_abandoned(folder: Path, age: float = 86_400) -> None:
-    """Remove temporary files left by killed processes: those at least `age` seconds old."""
+    """Remove the temporary files and folders of killed processes: those at least `age` seconds old."""
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if is_temporary(path.name) and path.lstat().st_mtime <= time.time() - age:
@@ -73,13 +73,13 @@ def remove_abandoned(folder: Path, age: float = 86_400) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file. A crash leaves either the old or the new content, never part of it."""
+    """Write a text file. A crash leaves all of the old content or all of the new."""
     with publish(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk. Creations, renames and removals then survive a power cut."""
+    """Flush a file to disk, or on POSIX the names in a folder: what was created, renamed or removed in it."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
@@ -107,7 +107,7 @@ def open_within(path: Path, folder: Path, limit: int | None = None) -> Iterator[
     """Open a file for reading in the block.
 
     Raises:
-        UserError: It is outside `folder`, not a regular file, larger than `limit` bytes, or cannot be read.
+        UserError: The file is outside `folder`, not a regular file, larger than `limit` bytes, or cannot be read.
     """
     try:
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
@@ -126,7 +126,7 @@ def open_within(path: Path, folder: Path, limit: int | None = None) -> Iterator[
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
     """Return the contents of a file, opened with `open_within`. Raises UserError.
 
-    Raise MemoryError if the file and what is parsed from it do not fit into free memory.
+    Raise MemoryError if free memory is less than twice the file: its contents, and what is parsed from them.
     """
     with open_within(path, folder, limit) as file:
         size = os.fstat(file.fileno()).st_size

@@ -56,11 +56,11 @@ class Loss:
     losses: NDArray[np.float64]
     """The loss of each character in nats, (N,). The first loss is NaN: nothing predicts the first character."""
     uniform: float
-    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. This loss has the darkest color."""
+    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. The darkest color starts here."""
 
     @property
     def mean(self) -> float:
-        """The mean loss, in nats per character."""
+        """The mean of the losses after the first, in nats per character."""
         return float(self.losses[1:].mean())
 
     def __float__(self) -> float:
@@ -114,14 +114,14 @@ class Model:
         stop: str | Sequence[str] = (),
         **settings: Any,
     ) -> Text:
-        """Continue a prompt. Omitted arguments default to the run's `sample` settings.
+        """Continue a prompt. Omitted arguments, except `stop`, default to the run's `sample` settings.
 
         Args:
             prompt: The text to continue.
-            length: The number of tokens to generate.
+            length: The most tokens to generate.
             temperature: Higher is more random. 0: always the most likely token.
-            seed: The same seed gives the same text.
-            stop: End before this text, or before the first of several texts.
+            seed: Equal seeds give equal texts if nothing else differs.
+            stop: End before this text. Of several texts, end before the one that occurs first.
             settings: Other settings of the section `sample`, such as `top_k`.
 
         Raises:
@@ -142,13 +142,13 @@ class Model:
         return Text(prompt, "".join(char.text for char in chars), np.array([char.logprob for char in chars]))
 
     def loss(self, text: str) -> Loss:
-        """Measure how well the model predicts each character of a text.
+        """Measure how well the model predicts each character of a text but the first.
 
         A text longer than the context is cut into adjacent windows, as in `minigpt eval`. This imports torch.
 
         Raises:
             UnknownCharacterError: The text has characters outside the vocabulary.
-            TextError: The text has fewer than two characters.
+            TextError: The text has fewer than two characters or tokens.
         """
         import torch
         from torch.nn.functional import cross_entropy
@@ -187,7 +187,7 @@ class Model:
         return Page(build_page(self.checkpoint, excerpt, split=split, start=Start(at_end=True)))
 
     def _encode(self, argument: str, text: str) -> Ids:
-        """Return the ids of an argument. Raise UnknownCharacterError, which names it."""
+        """Return the ids of an argument. Raise UnknownCharacterError with the name of the argument."""
         try:
             return self.checkpoint.tokenizer.encode(text)
         except UnknownCharacterError as error:
@@ -205,7 +205,7 @@ class Model:
 
 
 def history(run: str = "last") -> dict[str, dict[str, list[float]]]:
-    """Return the curves of a run: for "train" and "validation", lists of equal length by the name of the number.
+    """Return the curves of a run: for "train" and "validation", lists of equal length by name.
 
     Names are "step", "time" in seconds, "loss" and others. `plt.plot("step", "loss", data=history("mine")["train"])`
     plots the training loss.

@@ -25,7 +25,7 @@ RUN_FILES = {"config.yaml", "environment.jsonl", METRICS, LOG, TENSORBOARD, CHEC
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder. If there is no such folder, return none; if it cannot be read, raise OSError."""
+    """Return the names in a folder. Return [] if there is no such folder. Raise OSError if it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError as error:
@@ -42,13 +42,13 @@ def is_run(folder: Path) -> bool:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder of a checkpoint or frame, or None if somebody copied it out of its run."""
+    """Return the run folder of a checkpoint or frame, or None if the folder is outside a run."""
     path = checkpoint.absolute()
     return path.parents[1] if path.parent.name in (CHECKPOINTS, FRAMES) else None
 
 
 def containing_run(file: Path) -> Path | None:
-    """Return the run that `file` belongs to, or None. Other files in a run folder do not belong to the run."""
+    """Return the run that `file` belongs to, or None. Only the files that training writes belong to a run."""
     real = Path(os.path.realpath(file))
     return next((at for at in real.parents if real.relative_to(at).parts[0] in RUN_FILES and is_run(at)), None)
 
@@ -64,7 +64,7 @@ def resource_path(*parts: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be rebuilt: $MINIGPT_CACHE or the user's cache folder. It may not exist."""
+    """Return the folder for downloads and tokens: $MINIGPT_CACHE, or one in the user's cache. It may not exist."""
     try:
         chosen = os.environ.get("MINIGPT_CACHE") or platformdirs.user_cache_path("minigpt", appauthor=False)
         return Path(chosen).expanduser().absolute()

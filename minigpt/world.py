@@ -9,15 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 SPIN_COUNT = "10000"
-"""How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
+"""How often an OpenMP thread on Linux looks for work before it sleeps. A higher count takes
 the time of other threads on a busy machine."""
 
 
 def set_variables() -> None:
-    """Set what PyTorch reads when it is imported or first multiplies matrices on a GPU, unless the user did."""
+    """Set variables for PyTorch, before it reads them at its import or on a GPU, unless the user has set them."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix multiplications
 
 
 def is_one_of_several() -> bool:
@@ -58,14 +58,14 @@ def free_memory() -> int | None:
 
 
 def _control_groups() -> list[Path]:
-    """Return the control groups (cgroup v2) of this process and their parents. Each can have limits."""
+    """Return the folders of this process's control group (cgroup v2) and of its parents. Each can have limits."""
     group = re.search("^0::/(.*)", system_table("/proc/self/cgroup"), re.MULTILINE)
     path = Path("/sys/fs/cgroup", group[1] if group else "")
     return [path, *path.parents][:-3]  # without /sys/fs, /sys and /
 
 
 def system_table(path: str) -> str:
-    """Return the content of a /proc file. Return "" if it is missing, as on other systems and in some sandboxes."""
+    """Return the content of a /proc file. Return "" if it cannot be read, as on macOS and in some sandboxes."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -73,6 +73,6 @@ def system_table(path: str) -> str:
 
 
 def bytes_in(table: str, name: str) -> int | None:
-    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
+    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". Return None if there is none."""
     match = re.search(rf"{name}:\s+(\d+)", system_table(table))
     return int(match[1]) * 1024 if match else None

@@ -1,8 +1,8 @@
 """Put the recorded numbers of the course into its pages, and write the data of its figures.
 
 In docs/course, a number is followed by a comment that names it: `2.08<!--n:pairs-->` is the mean of the five seeds, and
-`2.07 to 2.09<!--n:pairs seeds-->` their range. `2.06 to 2.10<!--n:pairs range-->` is the range of the book, which is
-wider. `<!--n:1:pairs-->` is a number of chapter 1.
+`2.07 to 2.09<!--n:pairs seeds-->` their range. `2.06 to 2.10<!--n:pairs range-->` is the range of the course, which
+is wider. `<!--n:1:pairs-->` is a number of chapter 1.
 """
 
 import json
@@ -29,7 +29,7 @@ SUMMARY = re.compile(rf"(?:{marks.NUMBER} to\s)?(?:{marks.NUMBER}|\?)<!--f:(\w+)
 
 
 def fill(page: str, chapter: Chapter) -> str:
-    """Return a chapter's page with the recorded numbers in place of those before each comment."""
+    """Return a chapter's page with the recorded number before each comment."""
     page = marks.fill(page, lambda name: _number(name, chapter))
     if "<!--f:" in page or "<!--films-->" in page:
         rows = recorded_figures(FIGURES)["films"]["rows"]
@@ -39,7 +39,7 @@ def fill(page: str, chapter: Chapter) -> str:
 
 
 def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of chapter 11: what each seed reached, and when this was recorded."""
+    """Return the table of chapter 11: what each seed reached, and when that was recorded."""
     lines = [
         "| seed | loss | half at step | P(`A`) | finds Anna, without it | most needed, without it |",
         "|--:" * 6 + "|",
@@ -141,7 +141,7 @@ def recorded_figures(path: Path) -> dict[str, Any]:
 
 
 def measured_figures() -> dict[str, Any]:
-    """Return the data of the other figures. The current folder has the runs of the book."""
+    """Return the data of the other figures. The current folder has the runs of the course."""
     tokenizer, training, _ = letters.text()
     hand = compute()
     table = letters.table(training, 1, tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""Train the reader's GPT with the program of chapter 10 and other seeds, and keep what the programs print.
+"""Run the programs of chapters 10 and 11 with other seeds, and keep the numbers that they print.
 
 Each seed has a folder with the reader's files: mygpt.py, stories.txt, try10.py, film.pt and try11.py.
 """
@@ -19,7 +19,7 @@ from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
 
 Row = dict[str, Any]
-"""A seed: its loss, P(A), when it passed one half, the head that finds Anna, the most needed one, P(A) without them."""
+"""A seed: its loss, P(A), when it passed one half, the head that finds Anna, the most needed one, P(A) without each."""
 LAST = re.compile(
     r"head (\d·\d) is needed most: .*, (\d+)% without it\n.*\n"
     r"seed \d+: half at step (\d+|none), (\d+)% at the end, head (\d·\d), (\d+)% without it"
@@ -27,7 +27,7 @@ LAST = re.compile(
 
 
 def record(seed: int, folder: Path) -> None:
-    """Train with Muon and open the film, unless `folder` has the result."""
+    """Run the programs of chapters 10 and 11, unless `folder` has their results."""
     folder.mkdir(exist_ok=True)
     (folder / "mygpt.py").write_text(assembled(), encoding="utf-8")
     (folder / "stories.txt").write_text("".join(stories(*STORIES)), encoding="utf-8")

@@ -28,7 +28,7 @@ TOOLS = "docs,test"
 """The extras of scripts/test."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CALL_DRIVER = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-"""Fails unless NVIDIA's driver finds a GPU: PyTorch needs both."""
+"""Fails unless NVIDIA's driver is installed and finds a GPU."""
 
 # An environment without its pyvenv.cfg is the system's Python, where nothing may be installed.
 HEALTH = (
@@ -81,7 +81,7 @@ def choose_torch() -> None:
 
 
 def run(*command: "str | Path") -> int:
-    """Print and run a command in the root of the checkout. Return its exit code, 130 after Ctrl-C, 128 + n by a signal.
+    """Print and run a command in the checkout. Return its exit code: 130 if Ctrl-C ends it, 128 + n if signal n does.
 
     The command receives Ctrl-C too, and may save a run first.
     """
@@ -126,7 +126,7 @@ def _finds_torch(*options: str) -> bool:
 
 
 def _fingerprint(extra: str) -> str:
-    """Return a hash of what is installed. It includes the folder, because an editable install breaks when it moves."""
+    """Return a hash of what is installed, and of the checkout's path: an editable install breaks when that changes."""
     digest = hashlib.sha256(os.fsencode(ROOT))
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
@@ -136,7 +136,7 @@ def _fingerprint(extra: str) -> str:
 def _env() -> "dict[str, str]":
     """Return the environment variables without those that point Python or pip away from `.venv`.
 
-    The tests start many processes, and each would compile all files again if Python may not write the results.
+    PYTHONDONTWRITEBYTECODE is left out, too: each process of the tests would compile all files again.
     """
     ignored = ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
     env = {name: value for name, value in os.environ.items() if name not in ignored}

@@ -3,7 +3,7 @@
 A comment after a number names it: `0.44<!--n:stories loss .2f-->`. The name is a group and a key of
 docs/project/lab/numbers.yaml. `PRESET loss` comes from scripts/lab/expected.yaml, and `lab runs`, `lab questions` and
 `QUESTION: QUANTITY` from the recorded runs (scripts/lab/records.py). `.2f` rounds the number. Of several measurements,
-the mark shows the mean, with `least` the least, and with `range` both ends, or for losses the standard error:
+the mark shows the mean, with `least` the least, and with `range` both ends, or of losses the mean ± standard error:
 `391 to 428<!--n:shakespeare-medium s range-->`.
 
 A comment after a block of code lists the numbers that the block must contain: `<!--n:default loss, default steps-->`.

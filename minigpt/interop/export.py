@@ -26,7 +26,7 @@ CHECKED_TOKENS = 256
 
 
 class Format(Protocol):
-    """A module that writes one format."""
+    """A module that writes and checks one format."""
 
     PACKAGE: str
     """What pip installs to get the other program, such as "transformers", or ""."""
@@ -40,7 +40,7 @@ class Format(Protocol):
         """Open the files in the other program. Raises ImportError if the program is missing or too old."""
 
     def usage(self, folder: Path, prompt: str) -> str:
-        """Return the lines to paste that use the files, and continue `prompt` if the program reads a text."""
+        """Return lines of Python that use the files, and continue `prompt` if the program reads a text."""
 
 
 FORMATS: dict[str, Format] = {"gguf": gguf, "hf": hf, "onnx": onnx, "safetensors": plain}
@@ -51,7 +51,7 @@ class Agreement:
     """How another program's results differ from the results of minigpt's own model, in float32 on the CPU."""
 
     difference: float
-    """The largest difference of a logit, for a text within the context."""
+    """The largest difference of a logit in the compared texts."""
     largest: float
     """The largest absolute logit."""
     same_text: bool
@@ -87,8 +87,8 @@ def export(checkpoint: Checkpoint, to: str, folder: Path) -> None:
 def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     """Compare an exported model with minigpt's own. Return None if the other program is missing or too old.
 
-    It compares the logits of a sampled text and of minigpt's greedy text. The other program's greedy text is equal if
-    it ranks each of these tokens first, given the tokens before.
+    It compares the logits of a sampled text and of minigpt's greedy text. The greedy texts are equal if the other
+    program ranks each token of minigpt's first, given the tokens before.
     """
     try:
         other = FORMATS[to].load(folder)

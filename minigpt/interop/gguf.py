@@ -1,7 +1,7 @@
 """Export to GGUF, the file format of llama.cpp.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md specifies the format. llama.cpp computes each architecture by
-code of its own. Three of the architectures compute the same function as a model of minigpt.
+code of its own. Three architectures compute the same functions as models of minigpt.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PROGRAM = "llama.cpp"
 FILE = "model.gguf"
 
 ACTIVATIONS = {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}
-"""The activation that llama.cpp computes in each of its architectures, which are those of transformers."""
+"""The activation that llama.cpp computes in each architecture. The names are those of transformers."""
 XIELU_SCALE = 64
 """The activation of apertus is xIELU (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010): p x^2 + b x above 0.
 
@@ -65,7 +65,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
         layer, _, part = theirs.rpartition(".")
         scale = math.sqrt(XIELU_SCALE) if name == "apertus" and ours.endswith("mlp.up.weight") else 1
         writer.add_tensor(f"{names.get_name(layer)}.{part}", np.ascontiguousarray(array / scale, np.float32))
-    writer.add_tensor("output.weight", checkpoint.weights["token_embedding.weight"])  # apertus does not tie them
+    writer.add_tensor("output.weight", checkpoint.weights["token_embedding.weight"])  # apertus does not tie the two
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,6 @@
 """Hugging Face transformers: which architecture a model is, and how its settings and tensors are named there.
 
-`write` needs safetensors alone. Only `load` imports transformers.
+Only `load` imports transformers.
 """
 
 import json
@@ -29,16 +29,16 @@ PROGRAM = "transformers"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of transformers that computes exactly what some models of minigpt do."""
+    """A class of transformers that computes the same function as some models of minigpt."""
 
     name: str
     model_type: str
     needs: Mapping[str, Any]
-    """The settings that it supports, where it supports only one value."""
+    """The settings of which it supports only one value."""
     activations: Mapping[str, str]
     """The names of the activations that it supports."""
     tensors: Mapping[str, tuple[str, ...]]
-    """Its names for each layer. Queries, keys and values may be separate. Their common norm may appear twice."""
+    """Its names for each layer of minigpt. Queries, keys and values may be separate, and QK-norm may appear twice."""
 
 
 GPT2 = Architecture(
@@ -166,7 +166,7 @@ def generation_json(sample: SampleConfig, context: int) -> dict[str, Any]:
 
 
 def their_names(kind: Architecture, ours: str) -> list[str]:
-    """Return the names of one of our tensors there."""
+    """Return the names of one of our tensors in transformers."""
     layer, part = re.fullmatch(r"(.*)\.(weight|bias)", ours).groups()  # type: ignore[union-attr]
     block = re.fullmatch(r"blocks\.(\d+)\.(.*)", layer)
     index, key = block.groups() if block else ("", layer)
@@ -174,9 +174,9 @@ def their_names(kind: Architecture, ours: str) -> list[str]:
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield our name, the name there and the array of each tensor. The tied output matrix is not repeated.
+    """Yield our name, transformers' name and the array of each tensor. The tied output matrix is not repeated.
 
-    In GPT2, all linear layers and norms have biases, which are zero for models without. In the others, none has.
+    In GPT2, all linear layers and norms have biases, which are zero for models without biases. In the others, none has.
     """
     model, weights = checkpoint.config.model, checkpoint.weights
     kind = architecture(model)
@@ -228,7 +228,7 @@ def load(folder: Path) -> Logits:
 
 
 def usage(folder: Path, prompt: str) -> str:
-    """Return the lines to paste that use the folder."""
+    """Return lines of Python that use the folder."""
     return f"""\
 from transformers import pipeline
 generate = pipeline("text-generation", model={str(folder)!r})

@@ -11,7 +11,7 @@ _COMMON: dict[str, Any] = {"version": "1.0", "added_tokens": [], **_UNUSED}
 def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of tokenizer.json.
 
-    A character outside the vocabulary is an error there too: the vocabulary has no token for unknown characters.
+    An out-of-vocabulary character is an error in transformers too: there is no token for it.
     """
     if tokenizer.kind == "char":
         return _COMMON | {

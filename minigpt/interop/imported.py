@@ -14,7 +14,7 @@ def write_run(
 ) -> Path:
     """Write a new run with the model as its only checkpoint. Return its folder. Raises RunExistsError.
 
-    Without a name, the run is called `stem` and a number. `log` receives a line for each failed attempt. The run gets a
+    Without a name, the run is called `stem` and a number. `log` receives a line for each failed save. The run gets a
     frame for each `earlier` moment of its training.
     """
     with new_run(name, stem) as run:

@@ -29,7 +29,7 @@ from minigpt.training.setup import name_stem
 COMPILED = "_orig_mod."
 """The prefix that torch.compile gives to the names of tensors."""
 ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "context", "bias": "bias"}
-"""Our setting for each of nanoGPT's."""
+"""Our name for each setting of nanoGPT."""
 
 
 def create_run(
@@ -70,7 +70,7 @@ def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:
     """Return the settings, weights and steps of ckpt.pt. nanoGPT is `classic` with the exact GELU.
 
     Raises:
-        UserError: The file is not a checkpoint of nanoGPT, its vocabulary is not that of the text, or it is damaged.
+        UserError: The file is damaged or no checkpoint of nanoGPT, or its vocabulary has another size than the text's.
     """
     stored, damaged = read_saved(path, _arrays), f"{escape(path)} is not a checkpoint of nanoGPT:"
     arguments = stored.get("model_args")
@@ -90,13 +90,13 @@ def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:
 
 
 def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path) -> Arrays:
-    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
+    """Return the weights under our names. Raise UserError if the tensors do not fit the model or are not finite."""
 
     def refuse(problem: str) -> UserError:
         return UserError(f"{escape(path)}: {escape(problem)[:200]}")
 
     weights = dict[str, NDArray[np.float32]]()
-    rest = {name: array for name, array in arrays.items() if array.ndim != 4}  # without the causal masks
+    rest = {name: array for name, array in arrays.items() if array.ndim != 4}  # causal masks have 4
     for ours, shape in parameter_shapes(model, vocab_size).items():
         (name,) = their_names(GPT2, ours)
         array = rest.pop(name, None)

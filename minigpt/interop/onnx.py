@@ -1,4 +1,4 @@
-"""Export to ONNX, the file format of ONNX Runtime: torch.onnx.export follows the model."""
+"""Export to ONNX, the file format of ONNX Runtime: torch.onnx.export traces the model."""
 
 import logging
 import warnings
@@ -25,13 +25,13 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     The length is at most the context. There is no KV cache: each call computes the whole text.
     """
     config = checkpoint.config.model
-    if config.is_recurrent:  # torch.onnx.export fixes the length of its texts
+    if config.is_recurrent:  # torch.onnx.export would fix the length of texts
         raise NoCounterpartError(f"the export to ONNX has no counterpart of model.family={config.family}")
     optional("onnxscript")  # which torch.onnx.export imports
     model = load_model(checkpoint)
-    use_kernels(model, TORCH)  # it cannot trace the others
-    ids = torch.zeros(2, config.context, dtype=torch.long)  # it would take a size of 1 for a constant
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
+    use_kernels(model, TORCH)  # torch.onnx.export cannot trace the others
+    ids = torch.zeros(2, config.context, dtype=torch.long)  # a size of 1 would become a constant
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hide a warning about torchvision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -54,7 +54,7 @@ def load(folder: Path) -> Logits:
 
 
 def usage(folder: Path, prompt: str) -> str:
-    """Return the lines to paste that compute the logits of one text."""
+    """Return lines of Python that compute the logits of one text."""
     return f"""\
 import onnxruntime
 session = onnxruntime.InferenceSession({str(folder / "model.onnx")!r})

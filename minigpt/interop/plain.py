@@ -1,4 +1,4 @@
-"""Weights, settings and vocabulary as plain files, for programs of your own. Every model fits."""
+"""Weights, settings and vocabulary as plain files, for programs of your own. Every model fits this format."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def load(folder: Path) -> Logits:
 
 
 def usage(folder: Path, prompt: str) -> str:
-    """Return the lines to paste that use the files."""
+    """Return lines of Python that use the files."""
     return f"from safetensors.numpy import load_file\nweights = load_file({str(folder / WEIGHTS)!r})"
 
 

@@ -1,4 +1,4 @@
-"""Measure runs at their best checkpoints, group the seeds of one setting, and rank what is comparable."""
+"""Measure checkpoints of runs, group the runs that differ only in the seed, and rank the comparable groups."""
 
 import math
 import statistics
@@ -24,14 +24,14 @@ Unit = Literal["loss", "bits_per_character"]
 
 
 class Curve(NamedTuple):
-    """The evaluations of a run during training."""
+    """The evaluations and the throughput of a run."""
 
     steps: Sequence[float] = ()
     seconds: Sequence[float] = ()
     loss: Sequence[float] = ()
     """Validation loss, in nats per token."""
     characters_per_second: float | None = None
-    """The median throughput of training."""
+    """The median of the logged throughputs."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,26 @@ class Measured:
     checkpoint: Path
     metadata: Metadata
     settings: dict[str, Any]
-    """The decisive settings by dotted key."""
+    """The settings that decide the result, by dotted key."""
     result: EvalResult
     curve: Curve
 
     @property
     def validation_text(self) -> tuple[str, str]:
-        """What decides the validation text: the text, and where it is split."""
+        """The text, where it is split, and whether unknown characters are skipped."""
         split = "" if "+" in self.metadata.fingerprint else show(self.settings["data.val_fraction"])
         skipped = " without unknown characters" if self.settings["data.unknown"] == "skip" else ""
         return self.metadata.fingerprint, split + skipped
 
     @property
     def experiment(self) -> object:
-        """What the seeds of a group share."""
+        """What the runs of a group share."""
         origin = self.metadata.origin and self.metadata.origin.sha256
         return {**self.settings, "train.seed": None}, self.validation_text, origin
 
     @property
     def machine(self) -> str:
-        """What training times depend on, beside the settings."""
+        """The device, threads and processor of the training."""
         runtime = self.metadata.runtime
         return ", ".join(filter(None, (runtime.device, count(runtime.threads, "thread"), runtime.processor)))
 
@@ -88,7 +88,7 @@ class Group:
         return statistics.fmean(known) if known else None
 
     def error(self, value: Callable[[Measured], float]) -> float:
-        """Return the standard error of the mean over at least two runs."""
+        """Return the standard error of the mean of a value over at least two runs."""
         return float(statistics.stdev(map(value, self.runs)) / len(self.runs) ** 0.5)
 
 
@@ -101,7 +101,7 @@ class Comparison:
     """The unit in which losses are comparable if the texts are the same."""
     is_ranked: bool
     notes: tuple[str, ...]
-    """What to know before comparing: one sentence each."""
+    """What to know before comparing."""
 
 
 DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
@@ -124,9 +124,9 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
 
 
 def read_points(run: Path, split: str, *names: str) -> list[list[float]]:
-    """Return the values of `names` in each line of metrics.jsonl about a split, as finite numbers, if it has all.
+    """Return the values of `names` in each line of metrics.jsonl about a split.
 
-    Damaged lines are skipped.
+    Lines that are damaged, or lack a finite number for a name, are skipped.
     """
     points = []
     for entry in read_metrics(run):
@@ -138,7 +138,7 @@ def read_points(run: Path, split: str, *names: str) -> list[list[float]]:
 
 
 def compare(runs: Sequence[Measured]) -> Comparison:
-    """Group the seeds of one setting. Rank the groups if all have the same validation text.
+    """Group the runs that differ only in the seed. Rank the groups if all have the same validation text.
 
     Nats per byte and per character are different units, so runs with different tokenizers are ranked by bits per
     character.
@@ -159,7 +159,7 @@ def compare(runs: Sequence[Measured]) -> Comparison:
 
 
 def _grouped(runs: Sequence[Measured]) -> list[Group]:
-    """Return a group for each experiment. If a seed occurs twice, it starts another group."""
+    """Return a group for each experiment. A second run with the same seed starts another group."""
     groups = list[list[Measured]]()
     for run in runs:
         for group in groups:
@@ -199,7 +199,7 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
     if not math.isfinite(result.loss):
         raise CheckpointError(f"{escape(name)}: the loss is {result.loss:g}; an earlier checkpoint may work")
     run = run_of(checkpoint.path)
-    curve = read_curve(run) if run else Curve()  # a copied checkpoint has none
+    curve = read_curve(run) if run else Curve()  # a copied checkpoint has no curves
     return Measured(name, checkpoint.path, metadata, decisive(flatten(config)), result, curve)
 
 

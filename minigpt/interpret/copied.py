@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 RUNS = (10, 20, 40)
-"""Lengths of copied runs, in characters."""
+"""Lengths of runs of copied characters."""
 ENOUGH = 2_000
 """Characters of validation text to measure."""
 MOST = 20_000
-"""Characters of several texts to search for at the same time. The tables grow with them."""
+"""The most characters of several texts to search for at the same time."""
 BLOCK = 1 << 18
-"""Positions of the training text to search at the same time: those whose arrays fit into the cache of a CPU core."""
+"""Positions of the training text to search at the same time. Their arrays should fit into the cache of a CPU core."""
 
 
 def match_lengths(texts: Sequence[str], training: str) -> list[list[int]]:
@@ -25,11 +25,11 @@ def match_lengths(texts: Sequence[str], training: str) -> list[list[int]]:
     alphabet, symbols = np.unique(_code_points("".join(texts)), return_inverse=True)
     numbers = np.full(sys.maxunicode + 1, len(alphabet), np.int32)  # the last number is no character of the texts
     numbers[alphabet] = np.arange(len(alphabet))
-    other = np.append(numbers[_code_points(training)], np.int32(len(alphabet)))  # which ends each match
+    other = np.append(numbers[_code_points(training)], np.int32(len(alphabet)))  # ends each match
     ends, longest = np.repeat(np.cumsum(sizes), sizes), np.zeros(len(symbols), np.int64)
     for first in range(0, len(training), BLOCK):
-        places = np.arange(first, min(first + BLOCK, len(training)))
-        np.maximum(longest, _longest_matches(symbols, ends, other, places, len(alphabet) + 1), out=longest)
+        positions = np.arange(first, min(first + BLOCK, len(training)))
+        np.maximum(longest, _longest_matches(symbols, ends, other, positions, len(alphabet) + 1), out=longest)
     lengths = np.zeros(len(symbols), np.int64)
     for start, length in enumerate(longest.tolist()):
         np.maximum(lengths[start : start + length], length, out=lengths[start : start + length])
@@ -44,29 +44,29 @@ def _longest_matches(
     symbols: NDArray[np.int64],
     ends: NDArray[np.int64],
     other: NDArray[np.int32],
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     size: int,
 ) -> NDArray[np.int64]:
-    """Return the length of the longest match between each start in `symbols` and one of `places` in `other`.
+    """Return the length of the longest match between each start in `symbols` and one of `positions` in `other`.
 
-    All starts and all places descend the trie of the text's parts together, one symbol at a time. A place drops out
-    where the trie ends, and a start drops out where no place is left in its node.
+    Follow all starts and all positions together through a trie of the texts, one symbol at a time. A position drops
+    out where the trie ends. A start drops out where no position is left in its node.
 
     Args:
         symbols: Texts as numbers below `size`, (N,).
         ends: The end of the text of each symbol, (N,).
         other: Another text as numbers below `size`, whose last number is in no text.
-        places: Positions in `other`.
+        positions: Positions in `other`.
     """
     longest, starts, depth = np.zeros(len(symbols), np.int64), np.arange(len(symbols)), 0
-    nodes, at, count = np.zeros_like(starts), np.zeros_like(places), 1  # the node of each start and place
+    nodes, at, count = np.zeros_like(starts), np.zeros_like(positions), 1  # the node of each start and position
     while len(starts):
         edges, nodes = np.unique(nodes * size + symbols[starts + depth], return_inverse=True)
         children = np.full(count * size, -1)
         children[edges] = np.arange(count := len(edges))
-        at = children[at * size + other[places + depth]]
+        at = children[at * size + other[positions + depth]]
         is_in = at >= 0
-        at, places, depth = at[is_in], places[is_in], depth + 1
+        at, positions, depth = at[is_in], positions[is_in], depth + 1
         is_found = np.zeros(count, bool)
         is_found[at] = True
         longest[starts[is_found[nodes]]] = depth
@@ -76,7 +76,7 @@ def _longest_matches(
 
 
 def copied_shares(texts: Sequence[Sequence[int]]) -> dict[int, float]:
-    """Return the share of characters in copied runs of at least each length in `RUNS`, from their `match_lengths`."""
+    """Return the share of characters in copied runs of at least each length in `RUNS`, from the `match_lengths`."""
     lengths = np.concatenate([np.asarray(text, np.int64) for text in texts])
     return {run: int((lengths >= run).sum()) / max(1, len(lengths)) for run in RUNS}
 

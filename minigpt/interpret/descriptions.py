@@ -1,4 +1,4 @@
-"""Describe what each head attends to in a phrase, computed from its scores."""
+"""Describe what each head attends to in a phrase, computed from its statistics."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +20,14 @@ from minigpt.text.tokenizer import Ids, Tokenizer
 
 NO_PATTERN = "no clear pattern"
 BROAD = 0.9
-"""A head without a pattern attends to many letters if its entropy is at least this fraction of the uniform."""
+"""A head without a pattern attends to many letters if its entropy is at least this fraction of the baseline."""
 NEARBY = 0.25
-"""A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the uniform."""
+"""A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the baseline."""
 WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
-"""The numbers of windows of the validation split, and the maximum number of tokens in each."""
+"""The most windows of the validation split for patterns and for links, and the most tokens in a window."""
 
 LEARNED = 0.05
-"""A model has learned something if its loss is at least this much (nats) below the loss of a uniform guess."""
+"""A model has learned something if its loss is lower than that of a uniform guess by more than this, in nats."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ Seen = tuple[Tensor, Sequence[str]]
 def score_model(
     model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
 ) -> dict[str, Score]:
-    """Score all heads over the start of the validation `split`, or over the `excerpt` if there is no split.
+    """Return the statistics of all heads at the start of the validation `split`, or else in the `excerpt`.
 
-    A model of `builtin:stories` also has scores of links.
+    If the split is from `builtin:stories`, they include those of links.
     """
     length, split = min(model.config.context, MAX_LENGTH), excerpt[:0] if split is None else split
     starts = range(0, len(split) - length + 1, length)[: 16 * LINKED_WINDOWS]
@@ -63,25 +63,25 @@ def score_model(
 
 
 def mean_scores(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> dict[str, Score]:
-    """Return the mean of each score over the windows.
+    """Return the mean of each statistic over the windows.
 
     Args:
-        seen: Windows for the scores of patterns, and for the measures.
-        linked: Windows of `builtin:stories` for the scores of links.
+        seen: Windows for the patterns, the distance and the entropy.
+        linked: Windows of `builtin:stories` for the links.
     """
     patterns = _mean([head_scores(weights, text) for weights, text in seen])
     return patterns | _mean([link_scores(weights, "".join(text)) for weights, text in linked])
 
 
 def describe_heads(scores: Mapping[str, Score]) -> list[list[Description]]:
-    """Describe each head, (L, H), by its scores."""
+    """Describe each head, (L, H), by its statistics."""
     layers, heads = scores["entropy"].values.shape
     scores = {name: score for name, score in scores.items() if not math.isnan(score.uniform)}
     return [[_describe(scores, (layer, head)) for head in range(heads)] for layer in range(layers)]
 
 
 def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
-    """Return the mean of each score over the windows in which it has a value."""
+    """Return the mean of each statistic over the windows in which it has a value."""
     means = {}
     for name in windows[0] if windows else ():
         scores = [window[name] for window in windows if not math.isnan(window[name].uniform)] or [windows[0][name]]
@@ -93,7 +93,7 @@ def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
 def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
     phrases = {name: phrase for name, phrase in (PATTERNS | LINKS).items() if name in scores}
     shares = {name: score.values[at].item() for name, score in scores.items()}
-    # A head that finds a name must attend to it more than to its rival, not only more than uniform attention does.
+    # A head that finds a name must also attend to this name more than to the other child's name.
     baselines = {name: max(scores[name].uniform, shares.get(RIVALS.get(name, ""), 0.0)) for name in phrases}
     order = sorted(phrases, key=lambda name: baselines[name] - shares[name])
     followed = [name for name in order if follows(shares[name], baselines[name])]
@@ -114,9 +114,9 @@ def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:
-    """Return a warning if the model is no better than a uniform guess over the vocabulary, else None.
+    """Return a warning if the model is untrained, or hardly better than a uniform guess, else None.
 
-    In a text of one character, there is nothing to learn.
+    With a vocabulary of one token, there is nothing to learn.
     """
     metadata = checkpoint.metadata
     if metadata.step == 0 and metadata.origin is None and not metadata.imported:

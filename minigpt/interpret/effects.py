@@ -10,7 +10,7 @@ from minigpt.model.gpt import GPT, eval_mode
 from minigpt.text.tokenizer import Ids
 
 CLEAR = 0.5
-"""Prefer predictions with at least this probability."""
+"""Prefer positions whose most likely token has at least this probability."""
 
 
 @torch.no_grad()
@@ -30,14 +30,14 @@ def probabilities_without(model: GPT, ids: Ids, start: int) -> Tensor:
 
 
 def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:
-    """Return the position and the head for which switching off the head lowers the most likely prediction the most.
+    """Return the position and the head whose removal lowers the probability of the most likely token the most.
 
     Args:
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
-        interest: The factor of the drop, (N, P).
+        interest: The factor of each drop, (N, P).
         allowed: The heads that may be chosen, (N,).
-        preferred: The positions to prefer, (P,). A position counts only if the whole model's highest probability there
-            is at least `CLEAR`.
+        preferred: The positions to prefer among those where the whole model's highest probability is at least `CLEAR`,
+            (P,).
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)

@@ -17,7 +17,7 @@ from minigpt.text.dataset import reload_dataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MAX_TOKENS = 512
-"""Maximum length of an excerpt. Larger attention matrices are unreadable."""
+"""Maximum length of an excerpt, in tokens. Larger attention matrices are unreadable."""
 DEFAULT_TOKENS, SHORT_TOKENS = 256, 200
 READ_AHEAD = 1024
 """Number of tokens in which `opening_excerpt` looks for the start of a paragraph or line."""
@@ -49,7 +49,7 @@ def last_tokens(checkpoint: Checkpoint, ids: Ids, source: str) -> Excerpt:
 
 
 def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, length: int = DEFAULT_TOKENS) -> Excerpt:
-    """Return the excerpt that starts `offset` tokens into the validation split."""
+    """Return an excerpt of at most `length` tokens that starts `offset` tokens into the validation split."""
     if not 0 <= offset < len(tokens):
         raise UserError(f"offset {offset} is outside the validation split of {len(tokens):,} tokens")
     part = np.asarray(tokens[offset : offset + min(length, checkpoint.config.model.context)])
@@ -57,7 +57,7 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, length:
 
 
 def validation_split(checkpoint: Checkpoint) -> Ids | None:
-    """Return the validation tokens, which describe the heads, or None if they are missing: the excerpt will do."""
+    """Return the validation tokens, on which heads are measured, or None without them."""
     config, metadata = checkpoint.config.data, checkpoint.metadata
     with suppress(UserError):
         return reload_dataset(config, metadata.fingerprint, checkpoint.tokenizer, metadata.characters).validation
@@ -65,7 +65,7 @@ def validation_split(checkpoint: Checkpoint) -> Ids | None:
 
 
 def opening_excerpt(checkpoint: Checkpoint, tokens: Ids) -> Excerpt:
-    """Return an excerpt from the start of the validation split that starts and ends between paragraphs or lines."""
+    """Return an excerpt near the start of the validation split, of whole paragraphs, lines or words if possible."""
     ahead = characters(checkpoint.tokenizer, np.asarray(tokens[:READ_AHEAD]))
     breaks = [i + 1 for i, character in enumerate(ahead) if "\n" in character]
     paragraphs = [i for i in breaks if ahead[i - 2 : i] == ["\n", "\n"]]
@@ -78,7 +78,7 @@ def opening_excerpt(checkpoint: Checkpoint, tokens: Ids) -> Excerpt:
 
 
 def generated_excerpt(checkpoint: Checkpoint) -> Excerpt:
-    """Generate an excerpt with the model itself. Use it if the run's text is unavailable."""
+    """Generate an excerpt with the model, if the text of its run is not available."""
     length = min(DEFAULT_TOKENS, checkpoint.config.model.context)
     settings = checkpoint.config.sample.model_copy(update={"length": length})
     prompt = checkpoint.tokenizer.encode(settings.prompt or "\n", "replace")
@@ -118,7 +118,7 @@ def whole_characters(tokens: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def glyph(character: str) -> str:
-    """Return a character in visible form: blanks and controls as symbols, combining marks on a dotted circle."""
+    """Return a character in visible form: blanks and controls as symbols or codes, marks on a dotted circle."""
     if character in GLYPHS:
         return GLYPHS[character]
     if ord(character) < 32:

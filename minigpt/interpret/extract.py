@@ -1,8 +1,8 @@
-"""Record what a model computes for one text: attention weights, head outputs, and the residual stream.
+"""Record what a model computes for one text, such as its attention weights and its residual stream.
 
-The model has no recording mode. A wrapper around its attention kernel captures queries, keys and values, and hooks
+The model has no recording mode. A wrapper around each attention kernel captures queries, keys and values, and hooks
 capture the residual stream. The reference implementation (`attention_weights`) then computes the weights, which the
-fast kernel never stores. `extract` checks that both produce the same outputs.
+kernel does not return. `extract` checks that the outputs of both implementations agree.
 
 Letters in shapes: T queries, S keys, H heads, D head size, C width, L layers, V vocabulary.
 """
@@ -22,12 +22,12 @@ from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Maximum difference between kernel and reference, relative to the largest value of a head."""
+"""Maximum difference of an output between kernel and reference, relative to the largest value of a head."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What a model computed for one text of T tokens, in float32 on the CPU."""
+    """What a model computed for one text of T tokens, on the CPU. All but the ids are float32."""
 
     ids: Tensor
     """Token ids, (T,)."""
@@ -89,7 +89,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
 @contextmanager
 def patch_attention(model: GPT, patch: Callable[..., Tensor]) -> Iterator[None]:
-    """Call `patch(layer, kernel, q, k, v, dropout)` for each layer's attention kernel in a `with` statement."""
+    """Replace each layer's attention kernel with `patch(layer, kernel, q, k, v, dropout)` in a `with` statement."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     before = [attention.attend for attention in layers]
     try:

@@ -1,6 +1,6 @@
 """Measure how strongly a prediction depends on earlier inputs: the norm of the gradient, by distance.
 
-Gradients through a recurrent network shrink or grow exponentially with the distance (Bengio, Simard and Frasconi
+Gradients through a recurrent network can shrink or grow exponentially with the distance (Bengio, Simard and Frasconi
 1994, https://doi.org/10.1109/72.279181). Attention has a direct path to each input.
 
 Letters in shapes: B windows, T positions, C width.
@@ -31,7 +31,7 @@ def gradient_by_distance(model: Model, windows: Tensor) -> Tensor:
 
     Args:
         model: The model, of any family.
-        windows: T inputs and the last target of each window, (B, T + 1). Only the last position is scored.
+        windows: T inputs and the last target of each window, (B, T + 1). Only the loss at the last position counts.
 
     Returns:
         The mean norm over the windows, in nats per unit of the embedding, (T,). Entry 0 is for the last input, which

@@ -1,4 +1,4 @@
-"""Score the heads of a model of `builtin:stories` where the text shows what they must look for."""
+"""Measure the heads of a model of `builtin:stories` where the text shows what they must attend to."""
 
 import re
 from collections import defaultdict
@@ -19,11 +19,11 @@ LINKS = {
     "pronoun": "He or She, before a name",
     "copy": "how this word went on before",
 }
-"""The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
+"""The keys of each link. Its statistic is the share of attention on them, averaged over positions with such a link."""
 SCORES = ("copy", "he", "not he", "she", "not she", "pronoun")
-"""The scores of links. "not he" is the attention to the other child's name, at the positions of "he"."""
+"""The statistics of links. "not he" is the attention to the other child's name, at the positions of "he"."""
 RIVALS = {"he": "not he", "she": "not she"}
-"""A head finds a name if it attends to it more than to the other child's name."""
+"""A head that finds a name attends to this name more than to the other child's name."""
 
 WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "his"), BOYS)
 """The names that a name or pronoun can refer to."""
@@ -34,8 +34,8 @@ WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[b
 class Link(NamedTuple):
     """A position from which a reader must look back to predict the next character.
 
-    It is within an invented word that occurred before, or before the name of the person whom the last pronoun in the
-    sentence means, as before "Jakob" in `He says: "I am Jakob`.
+    It is within an invented word that occurred before in the story, or before the name of the person whom the last
+    pronoun in the sentence means, as before "Jakob" in `He says: "I am Jakob`.
     """
 
     query: int
@@ -71,12 +71,12 @@ def links(text: str) -> Iterator[Link]:
 
 
 def is_on_stories(data: DataConfig) -> bool:
-    """Whether the validation split is from `builtin:stories`."""
+    """Return whether the validation split is from `builtin:stories`."""
     return all(source.startswith("builtin:stories") for source in data.val_source or data.source)
 
 
 def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tuple[Ids, str]]:
-    """Yield the windows with each kind of link, and their texts. Only every fourth window has a pronoun's."""
+    """Yield the windows that have links within words and links after pronouns, each with its text."""
     for window in windows:
         text = tokenizer.decode(window)
         if len(text) == len(window) and {name for link in links(text) for name in link.keys} > {"copy"}:
@@ -84,9 +84,9 @@ def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tup
 
 
 def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
-    """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of SCORES.
+    """Return the statistics of the attention weights (L, H, T, S) for a text of T characters, by the names of SCORES.
 
-    A score is NaN if the text has no such link.
+    A statistic is NaN if the text has no such link.
     """
     T = len(text)
     masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in SCORES}

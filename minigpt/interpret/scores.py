@@ -1,6 +1,6 @@
-"""Score attention heads. The baseline of each score is its value for uniform attention.
+"""Statistics of attention heads. The baseline of a statistic is its value for uniform attention.
 
-Scores skip the first query, because it can only attend to itself.
+Statistics skip the first query, because it can only attend to itself.
 """
 
 import unicodedata
@@ -22,25 +22,25 @@ PATTERNS = {
     "first": "the first letter of the text",  # often an attention sink (Xiao et al. 2023)
     "self": "this letter itself",
 }
-"""The keys of each pattern. Its score is the share of attention on them, averaged over queries that have such keys."""
+"""The keys of each pattern. Its statistic is the share of attention on them, averaged over queries with such keys."""
 MIN_SHARE, MIN_MARGIN = 0.4, 0.15
-"""A head follows a pattern if it gets this share of its attention, and this much more than the baseline."""
+"""A head follows a pattern if the keys get at least this share, and at least this much more than the baseline."""
 SPACING = 16
-"""A text has words if it has at least one space per this number of characters. Chinese and Thai have fewer."""
+"""A text has words if it has at least one space per this number of characters. Chinese and Thai texts have fewer."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score with one value per head, NaN if no query in the text has the keys."""
+    """A head statistic with one value per head, NaN if no query in the text has the keys."""
 
     values: Tensor
-    """The score of each head, (L, H)."""
+    """The statistic of each head, (L, H)."""
     uniform: float
-    """The baseline: the score of uniform attention."""
+    """The baseline: the statistic of uniform attention."""
 
 
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
-    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
+    """Return the statistics of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
     position = torch.arange(len(characters))
     measures: dict[str, Callable[[Tensor], Tensor]] = {
         "distance": lambda rows: (rows * (position[:, None] - position)[1:]).sum(-1).mean(-1),  # in characters
@@ -53,7 +53,7 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
 
 
 def shares(weights: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Score]:
-    """Return the scores of the attention weights (L, H, T, S) whose keys are `masks` (T, S), by name."""
+    """Return the shares of the attention weights (L, H, T, S) on the keys in `masks` (T, S), by name."""
     weights, uniform = weights.double(), uniform_attention(weights.size(-1))
     return {
         name: Score(attention_share(weights, keys), attention_share(uniform, keys).item())
@@ -96,7 +96,7 @@ def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
 
 
 def are_letters(characters: Sequence[str]) -> list[bool]:
-    """Return whether each token consists of letters, or is part of a letter. Combining marks count as letters."""
+    """Return whether each token consists of letters, or is part of one. Digits, marks, _ and ' count as letters."""
 
     def is_letter(c: str) -> bool:
         return c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M")
@@ -124,5 +124,5 @@ def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
 
 
 def follows(share: float, baseline: float) -> bool:
-    """Return whether keys get enough of a head's attention, and more than uniform attention or a rival gives them."""
+    """Return whether a share of attention reaches `MIN_SHARE`, and exceeds the baseline by `MIN_MARGIN`."""
     return share >= max(MIN_SHARE, baseline + MIN_MARGIN)

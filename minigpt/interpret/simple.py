@@ -1,4 +1,4 @@
-"""What simple methods reach on a validation text, to compare a loss with."""
+"""The losses of simple methods on a validation text, as baselines."""
 
 import lzma
 import math
@@ -12,7 +12,7 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods take seconds: they learn from at most this number of tokens, the last, and evaluate no longer text."""
+"""The methods learn from at most this number of tokens, the last, and evaluate no longer text. They take seconds."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]
@@ -37,9 +37,9 @@ def simple_losses(train: Ids, validation: Ids, tokenizer: Tokenizer) -> dict[str
 def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
     """Return the losses of n-gram models of 1 to `LONGEST` tokens, in nats per token.
 
-    They count n-grams in `train`, and score every token of `validation` but the first, as `evaluate` does. Each mixes
-    with the next shorter one in proportion to the number of different tokens that followed the context (Witten and
-    Bell 1991, https://doi.org/10.1109/18.87000). The shortest mixes with guessing equally.
+    They count n-grams in `train`, and predict every token of `validation` but the first, as `evaluate` does. Each model
+    mixes with the next shorter one, whose weight grows with the number of different tokens that followed the context
+    (Witten and Bell 1991, https://doi.org/10.1109/18.87000). The unigram model mixes with the uniform distribution.
     """
     tokens: Counts = np.asarray(train[-MOST_TOKENS:], np.uint64)
     scored: Counts = np.concatenate((tokens[-LONGEST:], np.asarray(validation, np.uint64)))
@@ -78,7 +78,7 @@ def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
 
 
 def xz_loss(train: Ids, validation: Ids, tokenizer: Tokenizer) -> float:
-    """Return the nats per token that `xz` adds to the compressed text for the validation text.
+    """Return by how much the validation text lengthens the compressed text, in nats per token.
 
     Unlike a model, `xz` also learns from the validation text as it goes.
     """
@@ -88,7 +88,7 @@ def xz_loss(train: Ids, validation: Ids, tokenizer: Tokenizer) -> float:
 
 
 def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
-    """Compare a loss, in nats per token, with the loss of guessing each token with the same probability."""
+    """Compare a loss, in nats per token, with the loss of a uniform guess."""
     size, unit = tokenizer.vocab_size, tokenizer.unit
     guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
     among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709
@@ -96,9 +96,9 @@ def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
 
 
 def compare_loss(loss: float, data: TokenDataset, config: RunConfig) -> str:
-    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
+    """Return the losses of tables of n-grams on the validation text, as one line. "" if the text is too long.
 
-    If the `loss` of a model that `config` trained is higher, say so, and what to do.
+    If the `loss` of a model trained with `config` is higher than that of pairs, say what to do.
     """
     if len(data.validation) > MOST_TOKENS:
         return ""

@@ -1,4 +1,4 @@
-"""Put data, style and script into one HTML file. Its content security policy allows nothing else."""
+"""Put data, style and script into one HTML file. Its content security policy forbids connections."""
 
 import base64
 import hashlib

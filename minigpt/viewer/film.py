@@ -18,9 +18,9 @@ from minigpt.viewer.packing_weights import Array, packed_size
 
 Weights = Mapping[str, Array]
 MOST_MOMENTS, MOST_LOADED = 12, 24
-"""The most moments that the page shows, and the most from which they are chosen."""
+"""The most moments that the page shows, and the most that are spread over the run to choose from."""
 MOST_BYTES = 11_250_000
-"""The most that the packed weights of a page with a film take. As base64, they take a third more: 15 MB."""
+"""The most bytes of packed weights in a page with a film. As base64, they take a third more: 15 MB."""
 POINTS = 120
 """The most points of the curve of the loss."""
 
@@ -30,7 +30,7 @@ class Film:
     """The moments of a run from which the page chooses those that it shows."""
 
     moments: list[Checkpoint] = field(default_factory=list)
-    """Checkpoints and frames in order, with the one that the page opens with. Empty: there is no film."""
+    """Checkpoints and frames in order, also the moment that the page opens with. Empty: there is no film."""
     room: int = MOST_MOMENTS
     """The number of moments that fit into the page."""
     log: Callable[[str], None] | None = None
@@ -80,7 +80,7 @@ class Film:
 
     @contextmanager
     def leave_out(self, step: int) -> Iterator[None]:
-        """Leave a moment out of the film if the block raises UserError."""
+        """Leave a moment out of the film if the block raises UserError. Raise it if there is no `log`."""
         try:
             yield
         except UserError as error:
@@ -90,20 +90,20 @@ class Film:
 
 
 def most_moments(opened: Weights, others: Sequence[Weights]) -> int:
-    """Return the number of moments that fit into a page with the opened model and others. Below 2, there is no film."""
+    """Return how many moments fit into a page with these models, also the opened one. Below 2, there is no film."""
     taken = sum(map(packed_size, (opened, *others)))
     return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / packed_size(opened)))
 
 
 def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:
-    """Return the indices of at most `limit` moments, so that chances change little between one and the next.
+    """Return the indices of at most `limit` moments, so that chances change little from each to the next.
 
-    Changes count by their fourth power: one letter that is learned counts more than noise at all letters. The first,
-    the last and the opened moment are chosen always. If they are too many, only the opened moment is chosen.
+    Changes count by their fourth power, so one letter that is learned outweighs noise at all letters. The first, the
+    last and the opened moment are chosen if `limit` allows it. Otherwise, only the opened moment is.
 
     Args:
         chances: The probability (T) that each moment, in order, gives to the letters of the text.
-        limit: The number of moments to choose.
+        limit: The most moments to choose.
         opened: The index of the moment that the page opens with.
     """
     chosen, fixed = list(range(len(chances))), {0, opened, len(chances) - 1}
@@ -117,7 +117,7 @@ def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[i
 
 
 def thin(steps: Iterable[int], points: int) -> list[int]:
-    """Return at most `points` of the steps, with the last, evenly spaced in the square root of the step, in order."""
+    """Return at most `points` of the steps, with the last, about evenly spaced in the square root of the step."""
     ordered = sorted(steps)
     if len(ordered) <= points:
         return ordered
@@ -125,9 +125,9 @@ def thin(steps: Iterable[int], points: int) -> list[int]:
 
 
 def loss_curve(run: Path) -> list[tuple[int, float]]:
-    """Return at most POINTS steps and training losses of a run, evenly spaced in the square root of the step.
+    """Return at most POINTS steps and training losses of a run, as `thin` chooses them.
 
-    At step 0, the loss is that of validation.
+    At step 0, the loss is the validation loss.
     """
     losses = {int(step): loss for step, loss in read_points(run, "validation", "step", "loss") if step == 0}
     losses |= {int(step): loss for step, loss in read_points(run, "train", "step", "loss") if step > 0}

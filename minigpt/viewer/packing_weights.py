@@ -1,4 +1,4 @@
-"""Pack a model's weights for the page: matrices as 8-bit integers, vectors as float32. `weights.js` unpacks them.
+"""Pack a model's weights for the page: matrices as 8-bit integers, vectors as float32. `weights.ts` unpacks them.
 
 Each row of a matrix has its own scale: its largest absolute value divided by 127. A weight is an integer times the
 scale of its row (symmetric quantization: https://arxiv.org/abs/2004.09602, section 3.1).
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 LARGEST = 127
-"""The largest 8-bit integer in use. -128 is not, so that the range is symmetric."""
+"""The largest 8-bit integer in use. -128 is unused, so the range is symmetric."""
 
 
 def pack_weights(weights: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
@@ -43,7 +43,7 @@ def packed_size(weights: Mapping[str, Array]) -> int:
 
 
 def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the weights as the page has them after `pack_weights`, bit by bit."""
+    """Return weights that are bitwise identical to those that the page unpacks."""
     page = {name: weight.astype(np.float32) for name, weight in weights.items()}
     for name, weight in weights.items():
         if weight.ndim > 1:
@@ -53,7 +53,7 @@ def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _quantize(weight: Array) -> tuple[NDArray[np.int8], Array]:
-    """Return integers (rows, columns) and scales (rows), whose product is nearest to a matrix (rows, columns)."""
+    """Return integers (rows, columns) and scales (rows), whose products approximate a matrix (rows, columns)."""
     exact = weight.astype(np.float64)
     scale = (np.abs(exact).max(axis=1) / LARGEST).astype(np.float32)
     divisor = np.where(scale > 0, scale, 1).astype(np.float64)  # a row of zeros has scale 0

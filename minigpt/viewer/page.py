@@ -59,13 +59,13 @@ def build_page(
     split: Ids | None = None,
     start: Start | None = None,
 ) -> str:
-    """Return the page as HTML. The same checkpoints and texts give the same bytes.
+    """Return the page as HTML. On one machine, equal arguments give equal bytes.
 
     Args:
         checkpoint: The model to show.
         excerpt: The text that the page starts with.
-        film: The moments of its run, of which the page shows those that differ most.
-        others: Models with the same vocabulary to compare it with.
+        film: The moments of its run, of which the page shows some: see `choose_moments`.
+        others: Models with the same vocabulary, to compare the model with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
 
@@ -148,7 +148,7 @@ def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:
 
 
 def _end_of_character(ids: Ids, index: int) -> int:
-    """Return the index of the last byte of a character, given the index of one of its bytes: UTF-8."""
+    """Return the index of the last byte of a character, given the index of one of its bytes in UTF-8."""
     while index + 1 < len(ids) and ids[index + 1] >> 6 == 0b10:  # bytes that continue a character start with these bits
         index += 1
     return index
@@ -193,7 +193,7 @@ class _Shown:
                 ]
                 for layer in described
             ]
-        in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
+        in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # files have no fixed order
         return {
             "name": escape(checkpoint.run_name),
             "step": checkpoint.metadata.step,
@@ -216,9 +216,9 @@ def _logits(model: Model, ids: Ids) -> Tensor:
 def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | None]:
     """Return the token to select, and the head that matters most there. None: there are no heads.
 
-    Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers those before a
-    letter. The last token is left out, because nothing follows it. A drop counts more if the head attends to one letter
-    far back, since a reader can see this. It counts twice before a word, since the head chooses the word.
+    Without `start.at_end`, it is a token in the second half of the text: see `strongest_effect`, which prefers those
+    before a letter. The last token is left out, because nothing follows it. A drop counts more if the head attends to
+    one letter far back, since a reader can see this. A drop after a space counts twice: the head chooses the word.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
     at = torch.arange(T - 1, T) if start.at_end else torch.arange(T // 2, max(T // 2 + 1, T - 1))  # (P,)
@@ -241,7 +241,7 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
 
 
 def _summary(checkpoint: Checkpoint) -> str:
-    """Return how long and when the model was trained, such as "trained in 2 minutes on 25 November 2026"."""
+    """Return where the model comes from, such as "trained in 2 minutes on 25 November 2026"."""
     metadata, run = checkpoint.metadata, run_of(checkpoint.path)
     if metadata.imported:
         return f"imported from {escape(metadata.imported)}"

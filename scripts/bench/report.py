@@ -9,7 +9,7 @@ from typing import Any
 from minigpt import __version__
 
 Round = dict[str, float]
-"""The measurements of one round: keys of COLUMNS, and values that show that all sides computed the same thing."""
+"""The measurements of one round: keys of COLUMNS, and others, such as a checksum of the result."""
 Report = dict[str, Any]
 """The results of a benchmark, as `--json` prints them."""
 

@@ -1,7 +1,7 @@
 """Sampling with NumPy, compared with transformers and llama.cpp, where they are installed.
 
-All sides continue a prompt of one token on the CPU, in float32, and sample with the same temperature and no filter.
-NumPy uses one thread, as in `minigpt sample`. The others may use as many as torch does: OMP_NUM_THREADS changes that.
+All sides continue a prompt of one token on the CPU, with weights in float32, at the same temperature, without filters.
+NumPy uses one thread, as in `minigpt sample`. The others use as many as torch: see OMP_NUM_THREADS.
 """
 
 import os
@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
-"""Characters to sample in each round (at most the context), and in the warm-up before the first round."""
+"""Tokens to sample in each round (at most the context), and in the warm-up before the first round."""
 DEFAULTS: ConfigSource = (
     "bench sample",
     {
@@ -61,7 +61,7 @@ OTHERS = {
 def run(
     trained: str | None, assignments: Sequence[str], num_samples: int, length: int | None, rounds: int, log: Log
 ) -> Report:
-    """Measure how fast `trained`, or a new model, generates `num_samples` samples of `length` characters at once.
+    """Measure how fast `trained`, or a new model, generates `num_samples` samples of `length` tokens at once.
 
     Raises:
         ConfigError: A setting cannot be changed here, or `length` exceeds the context.

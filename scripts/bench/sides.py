@@ -1,4 +1,4 @@
-"""Measure several implementations in interleaved rounds, each in its own process.
+"""Measure several implementations, each in its own process, in interleaved rounds.
 
 Each side of a comparison has its own process because minigpt changes process-wide settings for training, and because
 peak memory can only be measured for a whole process. Rounds are interleaved because the speed of a machine drifts over
@@ -47,7 +47,7 @@ class Side:
         self.rounds.append(self.receive())
 
     def receive(self) -> dict[str, Any]:
-        """Log the messages of the process until its next result, and return that. Raise its exception, if any."""
+        """Log the messages of the process until its next result, and return the result. Raise its exception, if any."""
         while True:
             try:
                 message = self.pipe.recv()

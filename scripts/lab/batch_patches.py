@@ -103,9 +103,9 @@ def trained(run: Any, steps: int, **changes: Any) -> nn.Module:
 
 
 def teacher(run: Any, argument: dict[str, Any]) -> None:
-    """Mix the loss with predictions of a model trained before (Hinton et al. 2015). Its training is not timed.
+    """Mix the loss with that against the predictions of a model trained before (Hinton et al. 2015).
 
-    The teacher has its own number of `steps`. `weight` is its share of the loss.
+    The teacher's `steps` are not timed. `weight` is the share of the teacher in the loss.
     """
     expert, weight = trained(run, argument["steps"]), argument["weight"]
     model, autocast = run.learner.model, run.learner.runtime.autocast
@@ -123,9 +123,9 @@ def teacher(run: Any, argument: dict[str, Any]) -> None:
 
 
 def second_model(run: Any, argument: dict[str, Any]) -> None:
-    """Average the predictions with those of a model trained before, whose training is not timed.
+    """Average the predictions with those of a second model, trained before without being timed.
 
-    The argument has its number of `steps`, and perhaps other `settings`.
+    The argument has the `steps` of the second model, and perhaps other `settings`.
     """
     second = trained(run, argument["steps"], **dotted(argument.get("settings"), "settings"))
 

@@ -40,7 +40,7 @@ class BigramEmbedding(nn.Embedding):
 
 
 class ShortConvolution(nn.Module):
-    """Adds the `taps` previous positions to the output of `inner`, with a learned weight per channel."""
+    """Adds the `taps` previous positions to the output of `inner`, each with a learned weight per channel."""
 
     def __init__(self, inner: nn.Module, width: int, taps: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def attention_kind(run: Any, name: str) -> None:
     """Replace softmax attention by the plain formula of one kind: "softmax", "linear" or "relu".
 
     Linear attention has the weights f(q) f(k) / sum, with f(x) = elu(x) + 1 (Katharopoulos et al. 2020,
-    https://arxiv.org/abs/2006.16236). ReLU attention has relu(q k / sqrt(D)) / keys (Wortsman et al. 2023,
+    https://arxiv.org/abs/2006.16236). ReLU attention has relu(q k / sqrt(D)) / S with S keys (Wortsman et al. 2023,
     https://arxiv.org/abs/2309.08586).
     """
 

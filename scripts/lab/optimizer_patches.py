@@ -103,7 +103,7 @@ def ns_iterations(muon: Any, iterations: int) -> None:
 
 
 def decay_power(muon: Any, power: float) -> None:
-    """Let the product of rate and weight decay follow a power of the schedule's factor, not the factor itself."""
+    """Let the product of learning rate and weight decay follow a power of the schedule's factor, not the factor."""
     decay, step = muon.weight_decay, muon.step
 
     def step_and_decay(lr: float) -> None:
@@ -114,7 +114,7 @@ def decay_power(muon: Any, power: float) -> None:
 
 
 def rate_power(muon: Any, power: float) -> None:
-    """Let Muon's learning rate follow a power of the schedule's factor, which AdamW's follows."""
+    """Let Muon's learning rate follow a power of the schedule's factor. AdamW's follows the factor."""
     step = muon.step
     muon.step = lambda lr: step(muon.peak_rate * (lr / muon.peak_rate) ** power)
 

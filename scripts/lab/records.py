@@ -1,4 +1,4 @@
-"""The recorded runs of all questions, and the measurements against the length: one JSON object per line."""
+"""The recorded runs of all questions, and the measurements of scripts/lab/lengths."""
 
 import json
 import math
@@ -77,6 +77,6 @@ def measure(quantity: str, runs: Sequence[Run]) -> list[float]:
 
 
 def _value(run: Run, key: str) -> float:
-    """Return a value of a run, or the mean of a part of a list: `KEY[a:b]`."""
+    """Return a value of a run, or the mean of entries a to b of a list, counted from 1: `KEY[a:b]`."""
     name, *part = re.split(r"\[|:|]", key)
     return statistics.fmean(run[name][int(part[0]) - 1 : int(part[1])]) if part else float(run[name])

@@ -42,7 +42,7 @@ def newest_step(run: Path) -> int:
 
 
 def lost_steps(result: Result, run: Path) -> int | None:
-    """Return how many steps of the process a resumed run repeats; None if it made none."""
+    """Return how many steps of the process a resumed run repeats; None if the process made none."""
     return max(0, result.progress.step - newest_step(run)) if result.progress.step else None
 
 
@@ -66,7 +66,7 @@ def find_damage(run: Path, saved: int = -1) -> str | None:
 
 
 def final_state(run: Path) -> dict[str, Any]:
-    """Return all that faults must not change: the newest checkpoint, the step of the best, and the metrics."""
+    """Return what faults must not change, such as the newest checkpoint and the metrics."""
     from minigpt.storage.runs import best_step
 
     folder = run / f"checkpoints/step-{newest_step(run):08d}"
@@ -100,7 +100,7 @@ def compare(expected: dict[str, Any], run: Path, ignore: Sequence[str] = ()) -> 
 
 
 def train_reference(launcher: Launcher, folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], Result]:
-    """Train without faults and return the final state."""
+    """Train without faults, and return the final state and the result."""
     result = launcher.run(folder, arguments(settings, "reference"))
     if result.code:
         raise RuntimeError(f"the reference run failed:\n{result.output}")

@@ -44,7 +44,7 @@ class Disks:
         setup: Callable[[], object] = lambda: None,
         repair: Callable[[], object] = lambda: None,
     ) -> None:
-        """Resume a run that `setup` limits. If it gives up, repair the disk and resume again."""
+        """Resume a run that `setup` limits. Then repair the disk, and if the run gave up, resume it again."""
         run, output = folder / "runs/run", self.work / "output.txt"  # on a disk with space
         before = newest_step(run)
         result = self.launcher.run(folder, RESUME, setup=setup, output=output)

@@ -3,8 +3,8 @@
    arm() installs a seccomp filter. It passes every system call that can change a file to a handler in this process,
    whichever library makes the call. Changes through a memory map pass unseen; powerloss.py finds them when it replays
    the log. The handler counts the calls below `root`. At the chosen call it kills the process or returns an error. It
-   logs each call that succeeds, with its data, and each error. It ignores folders named tensorboard: a thread writes
-   there, so the calls have no fixed order. */
+   logs each call that succeeds, with its data, and each error. It ignores TensorBoard's files: a thread writes them,
+   so the calls have no fixed order. */
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -53,7 +53,7 @@ class Section:
     """A part of a process, and the file operations in it."""
 
     kind: str
-    """start, save, resume or log line."""
+    """start, save, resume or metrics line."""
     folder: Path
     """The folder before the process. Each trial copies it."""
     arguments: Sequence[str]
@@ -65,7 +65,7 @@ class Faults:
     """Trials with a fault at a single file operation, each in a copy of a folder."""
 
     def __init__(self, launcher: Launcher, work: Path, most: int | None, report: Report) -> None:
-        """Find the operations of a start, of each save and of a resume. `most` limits the trials of each kind."""
+        """Find the operations of a start, each save, a resume and metrics. `most` limits the trials of each kind."""
         self.launcher, self.work, self.most, self.report = launcher, work, most, report
         new, folder = arguments(SHORT), processes.write_text(work / "faults")
         self.expected, _ = train_reference(launcher, processes.copy(folder, work / "reference"), SHORT)
@@ -89,7 +89,7 @@ class Faults:
         return powerloss.read_log(folder / "log.bin", folder)
 
     def try_all(self) -> None:
-        """Kill at each operation and in each write. Return each error from the operations of a later save."""
+        """Kill at each operation and in each write. Return each error from operations outside the earlier saves."""
         trials = [(section, call) for section in (*self.saves, *self.others) for call in section.calls]
         for section, call in spread(trials, self.most):
             self.kill(section, call, half=False)
@@ -124,7 +124,7 @@ class Faults:
         """Let an operation fail, once or from then on.
 
         After one error in a save, training must end as if nothing had happened: it repeats the save. After errors in
-        metrics lines, only metrics may be missing. In the other cases it may give up in one line, and resume later.
+        metrics lines, metrics may be missing. After lasting errors, or one in a start or a resume, it may give up.
         """
         folder = processes.copy(section.folder, self.work / "trial")
         run, is_metrics = folder / "runs/run", section is not self.saves[-1] and section not in self.others

@@ -35,7 +35,7 @@ def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
 
 
 class Job:
-    """Ranks of one run. Unlike torchrun, nobody ends the others if one fails: they must notice it."""
+    """Ranks of one run. Unlike with torchrun, nothing ends the others if one fails: they must notice the failure."""
 
     def __init__(self) -> None:
         self.children: list[tuple[int, Progress, Path]] = []
@@ -82,7 +82,7 @@ class Job:
             os.kill(self.children[rank][0], number)
 
     def wait(self, seconds: float, but: Collection[int] = ()) -> bool:
-        """Wait until all ranks have ended, or all `but` some. Return whether they have."""
+        """Wait until all ranks except those in `but` have ended. Return whether they have."""
         return wait_for(lambda: set(self.left) <= set(but), seconds)
 
     def result(self, rank: int) -> Result:

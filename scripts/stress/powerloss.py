@@ -1,9 +1,9 @@
 """What a power loss leaves of a folder: a log of file operations, replayed on a disk that guarantees little.
 
-The model is stricter than any real file system. The content of a file is safe once the file was synced. A new, changed
-or removed name is safe once its folder was synced. Nothing else is safe: a power loss keeps any of the other changes,
-each independently of the others, and it may keep the last write of a file only in part, or as zeros. A rename within
-a folder is one change, as in a journal.
+The disk guarantees less than common file systems. The content of a file is safe once the file was synced. A new,
+changed or removed name is safe once its folder was synced. Nothing else is safe: a power loss may keep or lose each of
+the other changes, and may keep the last write of a file only in part, or as zeros. A rename within a folder is one
+change, as in a journal.
 """
 
 import itertools
@@ -113,7 +113,7 @@ class Cut:
 
 
 class RandomCut(Cut):
-    """A power loss that keeps no change, all, those up to a point, or any."""
+    """A power loss that keeps no changes, all, those up to a point, or a random choice."""
 
     def __init__(self, generator: random.Random) -> None:
         self.random = generator

@@ -84,7 +84,7 @@ class Event(NamedTuple):
     entry: int
     delay: float
     act: Callable[[int], object]
-    """Is called with the id of the process, which is stopped until then."""
+    """Called with the id of the process, which is stopped."""
 
 
 def send(*numbers: signal.Signals, gap: float = 0.0) -> Callable[[int], None]:
@@ -107,9 +107,9 @@ class Result:
     """The exit code, or the negative number of a signal."""
     output: str
     progress: Progress
-    """The progress at the event."""
+    """The progress at the event, or at the end."""
     was_hit: bool = False
-    """False if the process ended before the event."""
+    """False without an event, or if the process ended before."""
 
     @property
     def last_line(self) -> str:

@@ -61,7 +61,7 @@ class Ranks:
         return len(tried)
 
     def _break(self, job: Job, run: Path, kind: str) -> str | None:
-        """Make a fault at a random moment of rank 0, unless it ends before. Return what is wrong then."""
+        """Make a fault at a random moment of rank 0, unless the ranks end before. Return what is wrong then."""
         phase = self.random.choices(range(END), weights=(3, 1, 2, 2, 3))[0]
         seconds = {START: self.seconds_to_start, READY: 0.03}.get(phase, self.progress.mean_seconds(phase))
         entry = self.random.randint(1, max(1, self.progress.entries[phase] // 3)) if phase else 0

@@ -29,7 +29,7 @@ export type Story = {
 const LEARNED = 0.5, RELAPSES = 0.2;
 /** A change of the prediction that is worth a sentence. */
 const LARGE = 0.25;
-/** A head has a lane if the prediction falls by so much without it. */
+/** A head has a lane if the prediction falls by this much without it. */
 const MATTERS = 0.05;
 export const LANES = 3;
 
@@ -81,7 +81,7 @@ export function learned(looks: (Look | null)[], letters: Letter[]) {
   });
 }
 
-/** What the strip shows, once everything is known. Until then, it is what it showed before, if that was whole. */
+/** What the strip shows, once everything is known. Until then, what it last showed, if that was complete. */
 export function storyOf(app: App, before?: Story): Story {
   const { isFilmComplete: isComplete } = app, { letters, selected } = app.state, next = letters[selected + 1];
   if (!isComplete && before?.isComplete) return { ...before, isOld: true };

@@ -6,8 +6,8 @@ export type Floats = Float32Array | Float64Array;
 export const CHUNK = 8;
 
 /** Multiply rows x (rows, inputs) by a transposed matrix (outputs, inputs), and add a bias. Four rows share each
- * weight that is read, which makes a row twice as fast. Their numbers are interleaved first, so that the inner loop
- * reads memory in order. Sums have 64 bits: JavaScript is not faster with 32.
+ * weight that is read. Their numbers are interleaved first, so that the inner loop reads memory in order.
+ * Sums have 64 bits: JavaScript is not faster with 32.
  * @param weight (outputs, inputs)
  * @param bias (outputs)
  * @param x (rows, inputs)
@@ -68,8 +68,8 @@ export function dot(a: Floats, i: number, b: Floats, j: number, size: number) {
   return sum;
 }
 
-/** Return an array of `size` numbers that begins with the first `keep` rows of `previous`. It is shared if that is
- * enough: nobody changes the numbers of a finished run.
+/** Return an array of `size` numbers that begins with the first `keep` rows of `previous`: a view of them if they
+ * are enough, since nobody changes the numbers of a finished run.
  * @param width of a row */
 export function extend(previous: Float32Array | undefined, keep: number, size: number, width: number = 1) {
   if (previous && size <= keep * width) return previous.subarray(0, size);

@@ -152,7 +152,7 @@ function pinButton(app: App) {
   return pin;
 }
 
-/** A button for the command that continues the shown text. It needs no quotes but for its own. */
+/** A button for the command that continues the shown text. It only escapes the quotes of the text. */
 function copyButton(app: App) {
   const { name, step } = app.payload.models[app.film.at(-1) ?? 0];
   const label = "Copy the minigpt command that continues this text";

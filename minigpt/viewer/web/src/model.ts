@@ -192,8 +192,8 @@ export class Transformer {
     for (let i = 0; i < x.length; i++) next[from * C + i] = x[i] + change[i];
   }
 
-  /** Return the steps of one head at a position t: its query (D), what the keys score and get (S), its value of the
-   * letter that gets most (D), its output (D), and the logits (V). */
+  /** Return the steps of one head at a position t: its query (D), the scores and the weights of the keys (S), the
+   * value of the most attended letter (D), its output (D), and the logits (V). */
   detail(run: Run, layer: number, head: number, t: number) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, start = rowStart(H, t) + head * (t + 1);
     const part = (all: Float32Array[], s: number) => all[layer].slice(s * C + head * D, s * C + (head + 1) * D);
@@ -301,7 +301,7 @@ function rotate(x: Floats, table: Float32Array, start: number) {
 }
 
 /** Return sines and cosines in turn, for the positions from `first` to before `end`: (end - first, size). They are
- * the sinusoidal positions of Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5, and the table of
+ * the sinusoidal encodings of Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5, and the table of
  * RoPE. */
 function waves(end: number, size: number, first: number = 0) {
   const table = new Float32Array((end - first) * size);

@@ -94,7 +94,7 @@ export function stripPanel(app: App, pin: HTMLElement) {
     app.set({});
   }
 
-  /** Move by so many moments. */
+  /** Move by this number of moments. */
   function move(by: number) {
     if (app.moment < 0) return;
     stop();

@@ -14,7 +14,7 @@ export type Model = {
   name: string;
   step: number;
   parameters: number;
-  summary: string; // how long and when it was trained
+  summary: string; // where it comes from
   config: Config;
   weights: Record<string, Tensor<string>>;
   check: { ids: number[], logits: number[] }; // minigpt's own logits, to compare with
@@ -28,7 +28,7 @@ export type Payload = {
   vocabulary?: string[];
   text: string;
   film: number[]; // the moments of the run, as indices of models, by their steps
-  batch: number; // letters in a step of the training
+  batch: number; // tokens in a step of the training
   losses: [number, number][]; // steps and training losses of the run
   selected: number;
   head: [number, number] | null;

@@ -14,7 +14,7 @@ export function isRecurrent({ family }: Config) {
   return ["rnn", "gru", "lstm"].includes(family);
 }
 
-/** Decode the base64 of a model. Pages are little-endian, like every machine with a browser. */
+/** Decode the base64 of a model. Pages are little-endian, like common machines. */
 export function decode({ config, weights }: Model<string>): Model {
   const tensors = Object.entries(weights).map(([name, { shape, data, scale }]) => {
     const size = shape.reduce((product, n) => product * n, 1), isFloat = scale === undefined;
