@@ -1,6 +1,6 @@
 """The device, precision, threads, kernels and compilation of a run.
 
-`choose_runtime` decides and changes nothing. `configure_torch` sets up this process for the decision.
+`choose_runtime` decides and changes nothing. `configure_torch` sets up this process accordingly.
 """
 
 import ctypes
@@ -29,10 +29,9 @@ from minigpt.storage.metadata import Environment
 from minigpt.world import available_cores, set_variables, system_table
 
 SHARED = 0.8
-"""Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
+"""Speed of threads that share a multiplication, as a fraction of their summed speeds: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_FLOP = 1e13
-"""On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time. Two
-cores need some minutes for this work."""
+"""On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""
@@ -40,7 +39,7 @@ PRECISION = "high"
 
 @dataclass(frozen=True)
 class Runtime:
-    """The decisions for a run. Checkpoints record them, so a resumed run computes in the same way."""
+    """The decisions for a run. Checkpoints record them, so a resumed run can compute in the same way."""
 
     device: str
     dtype: str
@@ -61,7 +60,7 @@ class Runtime:
         return KERNELS[self.kernels]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes matrix multiplications in this precision."""
+        """Return a context that computes matrix multiplications in the precision `dtype`."""
         if self.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
@@ -88,7 +87,7 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     """Fill in the settings that are "auto".
 
     Args:
-        saved: The environment of a run that resumes. Its decisions replace "auto" if its device is available.
+        saved: The environment of a run that resumes. Its decisions replace "auto" on the same type of device.
         flops: The work of the run, which decides if compilation pays. It does not depend on the number of processes.
 
     Raises:
@@ -114,9 +113,9 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
-    """Return the device for `runtime.device`: for "auto" the device of the saved run if available, else the first GPU.
+    """Return the device for `runtime.device`: for "auto" the saved device if available, else the first one.
 
-    With several processes on a machine, process `local_rank` has the GPU of this number, whichever GPU is set or saved.
+    With several processes on a machine, process `local_rank` gets the GPU of that number, whichever is set or saved.
 
     Raises:
         DeviceError: The device is not available.
@@ -136,7 +135,7 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int |
 
 
 def available_devices() -> list[str]:
-    """Return the devices of this machine. The first is what "auto" means: a GPU, or else the CPU.
+    """Return the devices of this machine. The first is what "auto" means: a CUDA GPU, or else the CPU.
 
     A Mac's GPU comes last, because no test has run on one.
     """
@@ -147,8 +146,8 @@ def available_devices() -> list[str]:
 def has_fast_bfloat16(kind: str) -> bool:
     """Return whether this type of device multiplies matrices faster in bfloat16 than in float32.
 
-    On a CPU, the instruction set decides. Intel processors without AMX have instructions for bfloat16, but take twice
-    as long with them.
+    On a CPU, the instruction set decides. Some Intel processors without AMX have instructions for bfloat16, but take
+    twice as long with them.
     """
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -159,9 +158,9 @@ def has_fast_bfloat16(kind: str) -> bool:
 
 
 def measure_matmul(runtime: Runtime) -> float:
-    """Return the throughput of matrix multiplications in FLOP/s: on a CPU, from that of one thread.
+    """Return the throughput of matrix multiplications in FLOP/s. On a CPU, estimate it from one thread.
 
-    The throughput of all threads together would depend on the load, because each waits for the slowest.
+    The throughput of all threads together would depend on the load, because each thread waits for the slowest.
     """
     cores = min(runtime.threads, available_cores()) if runtime.device == "cpu" else 1
     return cores * (SHARED if cores > 1 else 1.0) * measure_product(runtime.device, runtime.dtype)
@@ -171,7 +170,7 @@ def measure_matmul(runtime: Runtime) -> float:
 def measure_product(device: str, dtype: str) -> float:
     """Return the throughput of a matrix multiplication in FLOP/s: the best result within 0.3 s.
 
-    On a CPU, one thread computes it, and it is small enough to fit between two interruptions.
+    On a CPU, one thread computes it. Its matrices are small, so that some repetitions are not interrupted.
     """
     size = 192 if device == "cpu" else 4096
     a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
@@ -179,7 +178,7 @@ def measure_product(device: str, dtype: str) -> float:
     torch.set_num_threads(1)
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision(PRECISION)
-    (a @ a)[0, 0].item()  # the first product also initializes the library
+    (a @ a)[0, 0].item()  # the first multiplication also initializes the library
     end = time.perf_counter() + 0.3
     while (start := time.perf_counter()) < end:
         (a @ a)[0, 0].item()  # .item() waits for the device
@@ -205,17 +204,17 @@ def processor(device: torch.device) -> str:
 
 
 def configure_torch(runtime: Runtime) -> None:
-    """Set PyTorch's threads, matrix precision, determinism and allocator for this process."""
+    """Set PyTorch's threads, matrix precision and determinism, and the heap of this process."""
     torch.set_num_threads(runtime.threads)
     kind = runtime.torch_device.type
     if kind == "cpu" and runtime.threads > 1:
         adapt_to_load()
     if kind == "cuda":
-        set_variables()  # in Python, where no command has
+        set_variables()  # from Python, no command has set them
         torch.cuda.set_device(runtime.torch_device)  # NCCL uses the current device
         torch.set_float32_matmul_precision(PRECISION)
-    # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, add partial sums in the
-    # order in which threads finish.
+    # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, would add partial sums in
+    # the order in which threads finish.
     deterministic = kind == "cuda" or (kind == "cpu" and runtime.compile)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
     if kind == "cpu" and runtime.compile:  # otherwise the compiler first tests all vector instructions, for up to 15 s

@@ -1,10 +1,10 @@
 """The network: a decoder-only transformer with causal attention.
 
-One set of switches covers two families. `classic` is GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU,
-biases. `modern` has rotary positions, RMSNorm, normalized queries and keys, squared ReLU, no biases, and residual
+One set of switches covers two families. `classic` is GPT-2 (Radford et al. 2019): learned positional encodings,
+LayerNorm, GELU, biases. `modern` has RoPE, RMSNorm, normalized queries and keys, squared ReLU, no biases, and residual
 branches whose output starts at zero.
 
-Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size (C / H), V vocabulary.
+Letters in shapes: B batch, T positions, C width (n_embd), H heads, D head size (C / H), V vocabulary.
 """
 
 import math
@@ -38,7 +38,7 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the keys."""
+    """Return a mask (queries, keys), true where a query may attend. Queries are at the last positions of the keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
@@ -70,9 +70,9 @@ class Attention(nn.Module):
 
     @staticmethod
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        """Return softmax(q k^T / sqrt(D)) v under the causal mask, (B, H, T, D) each.
+        """Return softmax(q k^T / sqrt(D)) v under the causal mask, for q, k and v (B, H, T, D).
 
-        The reference for tests and for inspection. `use_kernels` puts a faster kernel in its place.
+        The reference implementation, for tests and `inspect`. `use_kernels` can replace it with a faster kernel.
         """
         weights = attention_weights(q, k)  # (B, H, T, T)
         return F.dropout(weights, dropout) @ v
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         return q, k, v.squeeze(2).transpose(1, 2)
 
 
-# `_activate` in sampling/engine.py has the NumPy version of each.
+# `_activate` in sampling/engine.py has the NumPy version of each activation.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),  # as in GPT-2; Hendrycks and Gimpel 2016
     "gelu_exact": F.gelu,
@@ -117,7 +117,7 @@ class MLP(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zero activations in training, and scale up the other activations (Srivastava et al. 2014)."""
+    """Zero random activations in training, and scale up the others (Srivastava et al. 2014)."""
 
     kernels: Kernels = CPU  # until `use_kernels`
 
@@ -130,7 +130,7 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP. Each reads the normalized residual stream and adds to it."""
+    """Attention, then the MLP, each after a norm. Their outputs are added to the residual stream."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class GPT(nn.Module):
     positions: Tensor | None
     cos_sin: Tensor | None
     run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = staticmethod(nn.Module.__call__)
-    """`run_block(block, x, cos_sin)` applies a block to x (B, T, C). `compile_loss` compiles this one function."""
+    """`run_block(block, x, cos_sin)` applies a block to x (B, T, C). On a CPU, `compile_loss` compiles only this."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -168,11 +168,11 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the weights as GPT-2 does, from torch's global generator: N(0, 0.02), biases zero.
+        """Draw the weights as GPT-2 does, from torch's global generator: standard deviation 0.02, biases zero.
 
         The projections into the residual stream are scaled by 1 / sqrt(2 n_layer) (Radford et al. 2019, section
         2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output
-        would predict that token again. Gains of +1, -1, +1 bring the product of an embedding with itself near zero.
+        would predict that token again. Gains of +1, -1, ... bring an embedding's dot product with itself near zero.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -198,7 +198,7 @@ class GPT(nn.Module):
         return self.unembed(x)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the input x (B, T, C) of the first block for ids (B, T)."""
+        """Return the input x (B, T, C) of the first block, before dropout, for ids (B, T)."""
         T = ids.size(1)
         x: Tensor = self.token_embedding(ids)  # (B, T, C)
         if self.config.position == "learned":
@@ -213,7 +213,7 @@ class GPT(nn.Module):
 
 
 def position_buffers(config: ModelConfig) -> dict[str, Tensor | None]:
-    """Return the constants of the position encoding by the name of their buffer, or None where it has none."""
+    """Return each constant of the positional encoding by the name of its buffer, or None if it is not needed."""
     sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
     rotary = rope_cos_sin(config.context, config.head_size) if config.position == "rotary" else None
     return {"positions": sinusoidal, "cos_sin": rotary}
@@ -233,7 +233,7 @@ def rope_cos_sin(context: int, head_size: int) -> Tensor:
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Set the kernels of every layer."""
+    """Set the kernels of RMSNorm, dropout and attention in a model."""
     for module in model.modules():
         if isinstance(module, RMSNorm | Dropout):
             module.kernels = kernels
@@ -243,7 +243,7 @@ def use_kernels(model: nn.Module, kernels: Kernels) -> None:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off within the block, then restore the mode of `model`."""
+    """Turn dropout off within the `with` block, then restore the mode of `model`."""
     training = model.training
     model.eval()
     try:

@@ -1,12 +1,12 @@
 """Operations with two implementations: PyTorch's implementation, and a faster one for a CPU.
 
 A layer calls `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations, `CPU` the faster ones.
-`use_kernels` (gpt.py) sets those of a `Runtime`. Two of these functions give the compiler their plain form, because it
-fuses operations itself.
+`use_kernels` (gpt.py) sets those of a `Runtime`. `rms_norm_fast` and `apply_rope` have plain forms for torch.compile,
+which fuses operations itself.
 
-Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
+Both implementations agree up to rounding, except dropout: `CPU` rounds the probability to a multiple of 1/256.
 
-Letters in shapes: B batch, H heads, T time, D head size, N = B H.
+Letters in shapes: B batch, H heads, T positions, D head size, N = B H.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Kernels:
     """One implementation of each operation."""
 
     sdpa: SDPA | None
-    """Scaled dot-product attention under the causal mask. None: as `Attention.attend` writes it."""
+    """Scaled dot-product attention under the causal mask. None means `Attention.attend`."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with a probability, and scale up the other elements."""
     rms_norm: Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +69,7 @@ def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return attention, one block of queries at a time, as plain matrix multiplications.
 
     The fused kernel recomputes all weights in its backward pass. On a CPU, storing them is several times faster.
-    Each block sees only its prefix of the keys, so half of the weights are never computed.
+    Each block sees only its prefix of the keys, so up to half of the weights are not computed.
     """
     B, H, T, D = q.shape
     out = _apply(_BlockedAttention, *(x.reshape(B * H, T, D) for x in (q, k, v)), dropout)  # (N, T, D)
@@ -123,9 +123,9 @@ def byte_dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """Return a mask in the shape of x: zero with a probability, elsewhere the factor that scales up the rest.
+    """Return a mask in the shape of x: zero with `probability`, elsewhere the factor that scales up the rest.
 
-    PyTorch draws a random number for each element. This draws one for eight elements and uses a byte for each.
+    PyTorch draws a random number for each element. This function draws one for eight elements: a byte for each.
     """
     dropped = min(255, max(1, round(256 * probability)))
     drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
@@ -134,7 +134,7 @@ def dropout_mask(x: Tensor, probability: float) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)^2 in fewer passes over memory, bit-identical to `relu(x).square()`."""
+    """Return max(x, 0)^2 in fewer passes over memory, bitwise identical to `relu(x).square()`."""
     return _apply(_SquaredReLU, x)
 
 
@@ -153,9 +153,9 @@ class _SquaredReLU(torch.autograd.Function):
 
 
 def rms_norm_fast(x: Tensor, weight: Tensor) -> Tensor:
-    """Return `rms_norm` with the weight in its own precision.
+    """Return `rms_norm`, computed in at least float32 unless compiled.
 
-    On a CPU PyTorch computes RMSNorm as a chain of small operations, each with its own backward pass.
+    On a CPU, PyTorch computes RMSNorm as a chain of small operations, each with its own backward pass.
     """
     if torch.compiler.is_compiling():  # the compiler fuses the chain
         return rms_norm(x, weight)
@@ -178,7 +178,7 @@ class _RMSNorm(torch.autograd.Function):
         refuse_double_backward()
         x, scale, weight = ctx.saved_tensors
         D, full = x.size(-1), _at_least_float32(dy)
-        # LayerNorm with a mean of zero has the same gradient, but subtracts the gradient's mean. It takes one pass.
+        # Given means of zero, LayerNorm's kernel gives this gradient in one pass, less a mean that is added below.
         zeros, wanted = torch.zeros_like(scale), [True, True, False]
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(full, x, [D], zeros, scale, weight, None, wanted)
         mean = (full @ weight).div_(D).unsqueeze(-1)

@@ -1,6 +1,6 @@
 """The memory of training: what a run needs, what is free, and what to do if it does not fit.
 
-`training_memory` is the one model of it. The checks before training and `train --dry-run` add up its parts, although a
+`training_memory` estimates a run's need. The checks before training and `train --dry-run` add up its parts, although a
 step may not hold them all at the same time. The checks pass if the system does not report its free memory.
 """
 
@@ -18,11 +18,11 @@ from minigpt.model.size import count_parameters
 from minigpt.world import bytes_in, free_memory, processes_here
 
 SPARING = 0.8
-"""Maximum fraction of the free memory that a suggested micro-batch fills."""
+"""Maximum fraction of the free memory that a run fills with a suggested micro-batch."""
 HEAP = 1.35
 """Memory of a CPU process per byte of activations.
 
-It includes temporary tensors, and holes that the heap (glibc 2.36) cannot use.
+It includes temporary tensors, and holes in the heap (glibc 2.36).
 """
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 """Parts of PyTorch's error messages when memory runs out."""
@@ -62,7 +62,7 @@ def training_memory(
     processes: int = 1,
     program: int = 0,
 ) -> Memory:
-    """Return what one of several processes needs, where the activations of a sequence take `sequence_bytes`."""
+    """Return what each process needs if the activations of a sequence take `sequence_bytes`."""
     weights, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
     gradients = weights * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
     activations = config.train.sequences_at_once * int(sequence_bytes * _heap(device))
@@ -70,7 +70,7 @@ def training_memory(
 
 
 def free_memory_bytes(device: str) -> int | None:
-    """Return the free memory of a device, or None if the system does not report it.
+    """Return a device's free memory for this process, or None if the system does not report it.
 
     Processes that train together share the memory of their machine, and have a GPU each.
     """
@@ -91,7 +91,7 @@ def peak_memory(device: str = "cpu") -> int | None:
 def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> str:
     """Return a warning if a device may have less memory free than a run needs, or "".
 
-    Raise InsufficientMemoryError if the tensors alone do not fit. Suggest a smaller micro-batch, if that is enough.
+    Raise InsufficientMemoryError if the tensors alone do not fit. Suggest a smaller micro-batch, if one is enough.
     """
     free = free_memory_bytes(device)
     if free is None or memory.total <= free:

@@ -1,6 +1,6 @@
 """Recurrent networks, to compare with the transformer. They have the same interface.
 
-Each layer keeps one state vector per sequence and updates it with every token, so it processes a text step by step:
+Each layer keeps a state for each sequence and updates it with every token, so it processes a text token by token:
 
 - `rnn`: h = tanh(W x + U h) (Elman 1990, https://doi.org/10.1207/s15516709cog1402_1)
 - `lstm`: gates decide what a second state, the cell, forgets and adds (Hochreiter and Schmidhuber 1997,
@@ -10,7 +10,7 @@ Each layer keeps one state vector per sequence and updates it with every token, 
 Layers above the first add to the output of the layer below (Wu et al. 2016, https://arxiv.org/abs/1609.08144).
 PyTorch computes the layers. `sampling/recurrent.py` has the same steps in NumPy.
 
-Letters in shapes: B batch, T time, C width (n_embd), V vocabulary.
+Letters in shapes: B batch, T positions, C width (n_embd), V vocabulary.
 """
 
 import math
@@ -28,8 +28,8 @@ LAYERS: dict[str, type[nn.RNN | nn.LSTM | nn.GRU]] = {"rnn": nn.RNN, "lstm": nn.
 class Recurrent(nn.Module):
     """Map token ids (B, T) to logits (B, T, V) of the next token at each position, from a state of zeros.
 
-    Training cuts the text into windows of the context, so gradients end there (truncated backpropagation through
-    time). The model itself has no limit: it processes texts of any length.
+    Training cuts the text into windows of the context, so gradients end at the start of a window (truncated
+    backpropagation through time). The model itself processes texts of any length.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
@@ -43,9 +43,9 @@ class Recurrent(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the embeddings from N(0, 1 / sqrt(C)). The layers keep PyTorch's initial weights.
+        """Draw embeddings with a standard deviation of 1 / sqrt(C). Layers keep PyTorch's weights, except one bias.
 
-        The forget gates of an LSTM start more open than closed (Jozefowicz et al. 2015,
+        With a bias of 1, the forget gates of an LSTM start more open than closed (Jozefowicz et al. 2015,
         https://proceedings.mlr.press/v37/jozefowicz15.html).
         """
         C = self.config.n_embd

@@ -14,8 +14,8 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
 def training_flops(config: ModelConfig, vocab_size: int) -> int:
     """Return the floating-point operations to train on one token (Kaplan et al. 2020, table 1).
 
-    The forward pass takes two operations for each weight of a matrix, and 4 T C in each layer for attention, half of
-    them masked. The backward pass takes twice as many. Recurrent layers have only matrices.
+    The forward pass takes two operations for each weight of a matrix, and 4 T C (context T, width C) in each layer
+    for attention, half of them masked. The backward pass takes twice as many. Recurrent layers have no attention.
     """
     attention = 0 if config.is_recurrent else 4 * config.n_layer * config.context * config.n_embd
     shapes = parameter_shapes(config, vocab_size).items()

@@ -4,7 +4,7 @@ Threads meet at the end of each parallel loop. Spinning there starts the next lo
 the core of the last thread, spinning takes the time that this thread needs, and a step can take 27 times as long. GCC's
 OpenMP spins little if it manages more threads than the machine has cores
 (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). So while the machine is busy, this module keeps a
-second team of threads that never works. No result changes.
+second team of idle threads. No result changes.
 """
 
 import os
@@ -22,7 +22,7 @@ from minigpt.world import SPIN_COUNT, system_table
 PERIOD = 0.25
 """Seconds between two measurements of the load."""
 BUSY = 0.2
-"""The machine is busy if the threads of this process wait for a core for this share of the time, added up."""
+"""The machine is busy if the waits of this process's threads for a core add up to this share of the time."""
 TASKS = Path("/proc/self/task")
 IS_BUSY = threading.Event()
 """Set while other programs need the cores of this process, as far as `adapt_to_load` knows."""
@@ -30,7 +30,7 @@ IS_BUSY = threading.Event()
 
 @cache
 def adapt_to_load() -> None:
-    """Let threads sleep while the machine is busy, from now on. Leave it to users who have set OpenMP's variables."""
+    """Let threads sleep while the machine is busy, from now on, unless the user has set OpenMP's variables."""
     is_default = "OMP_WAIT_POLICY" not in os.environ and os.environ.get("GOMP_SPINCOUNT") == SPIN_COUNT
     if sys.platform == "linux" and is_default:
         threading.Thread(target=_watch, name="load", daemon=True).start()
@@ -53,15 +53,15 @@ def _keep_team() -> None:
     """Own as many threads as there are cores while the machine is busy. They end with this thread."""
     cores = os.cpu_count() or 1
     torch.set_num_threads(cores)
-    torch.zeros(cores << 16).add_(1)  # large enough for all of them
+    torch.zeros(cores << 16).add_(1)  # large enough for all threads
     while IS_BUSY.is_set():
         time.sleep(PERIOD)
 
 
 def seconds_waited() -> float:
-    """Return how long the threads of this process waited for a core while others ran, added up. 0 if unknown."""
+    """Return the total seconds for which the threads of this process waited for a core. 0 if unknown."""
     total = 0
     for task in names_in(TASKS):
         statistics = system_table(f"{TASKS}/{task}/schedstat").split()  # none if the thread has ended
-        total += int(statistics[1]) if statistics else 0  # nanoseconds on a core, nanoseconds waiting for one, turns
+        total += int(statistics[1]) if statistics else 0  # nanoseconds on a core, nanoseconds waiting for one, slices
     return total / 1e9

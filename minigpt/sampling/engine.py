@@ -1,14 +1,14 @@
-"""The whole network in NumPy, with a KV cache. `minigpt sample` runs it instead of torch.
+"""The GPT in NumPy, with a KV cache. `minigpt sample` runs it instead of PyTorch.
 
 It computes the same function as model/gpt.py. A few changes to the weights make each step faster, and change the
 logits only by rounding errors:
 
-- The gain and bias of a norm are folded into the matrix that follows it.
+- The gain and bias of a norm are folded into the linear layer that follows it, if there is one.
 - LayerNorm subtracts the mean. If everything written to the residual stream has zero mean, LayerNorm has nothing to
   subtract and becomes RMSNorm (`center_writing_weights` in https://transformerlensorg.github.io/TransformerLens).
 - RoPE rotates pairs of values. Each pair is adjacent in memory, as one complex number. One multiplication rotates it
   (Su et al. 2021, https://arxiv.org/abs/2104.09864, section 3.2.1).
-- Constant factors, such as the 1 / sqrt(D) of attention, are folded into the matrices.
+- Constant factors, such as the 1 / sqrt(D) of attention, are folded into the weights.
 
 Symbols in shapes: B sequences, T new tokens in each, N = B T, S tokens so far in each, C width, H heads, D = C / H,
 V vocabulary size.
@@ -41,9 +41,9 @@ https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_k
 SIMD = np.show_config(mode="dicts").get("SIMD Extensions", {})  # empty parts are missing
 HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.get("found", ())})
 ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
-"""Whether the processor lacks that path. On such a processor, few rows are faster one by one."""
+"""Whether an x86 processor lacks this path for small matrices. Then few rows are faster one by one."""
 MANY = 8
-"""From this number of rows on, transposed weights are faster on such a processor."""
+"""From this number of rows on, transposed weights are faster if `ROW_BY_ROW`."""
 
 
 class Linear:
@@ -52,7 +52,7 @@ class Linear:
     def __init__(self, weight: Array, bias: Array | None) -> None:
         """Store weight (out, in) and bias (out)."""
         size, inputs = weight.shape
-        most = max(64, BLOCK // inputs)  # columns in a block: a divisor of their number, unless all are small
+        most = max(64, BLOCK // inputs)  # columns in a block at most; if possible, their number divides `size`
         width = next((n for n in range(most, most // 2, -1) if size % n == 0), math.ceil(size / math.ceil(size / most)))
         self.size, self.bias = size, bias
         self.weight = np.zeros((inputs, size + -size % width), np.float32)  # zeros fill the last block
@@ -230,7 +230,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, Array], prefix: str) -> La
 
 
 def pair_rotary(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the queries, keys and their gains with the pair i, i + D / 2 of each head at 2 i, 2 i + 1."""
+    """Return weights and gains with the pair i, i + D / 2 of the queries and keys of each head at 2 i, 2 i + 1."""
     if config.position != "rotary":
         return {}
     H, D = config.n_head, config.head_size
@@ -254,7 +254,7 @@ def fold_scales(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Ar
 
 
 def center_writers(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Array]:
-    """Return what writes to the residual stream, less the mean that LayerNorm would subtract."""
+    """Return the weights that write to the residual stream, less the mean that LayerNorm would subtract."""
     return {name: _centered(block[name]) for name in WRITERS if name in block and config.norm == "layernorm"}
 
 

@@ -27,7 +27,7 @@ def choose(logits: Floats, settings: SampleConfig, uniform: Floats) -> Ints:
 
 
 def weigh(logits: Floats, settings: SampleConfig) -> Floats:
-    """Return the unnormalized probability of each token (B, V). It is zero for filtered tokens."""
+    """Return the unnormalized probability of each token (B, V), zero if filtered out."""
     # The largest exponent is zero, so any positive temperature works.
     with np.errstate(over="ignore"):
         weights: Floats = np.exp((logits - logits.max(-1, keepdims=True)) / settings.temperature)

@@ -41,7 +41,7 @@ class SampledChar:
     """The index of its sample."""
     text: str
     logprob: float
-    """Its log-probability in nats, at temperature 1 and before filtering. For a multi-byte character, it is the sum."""
+    """Its log-probability in nats, at temperature 1 and before filtering. For several bytes, it is their sum."""
 
 
 def generate(
@@ -60,10 +60,10 @@ def generate(
         engine: The model. It holds the state of one generation, so use a separate engine for each.
         tokenizer: The tokenizer of the model.
         prompt: The text to continue. An empty prompt is treated as a newline.
-        settings: Length, temperature, filters and seed. Its prompt is not used.
-        num_samples: Number of continuations to generate. Sample i depends only on the seed and i, except for
+        settings: Length in tokens, temperature, filters and seed, but not the prompt.
+        num_samples: Number of continuations to generate. This number does not change a sample, except for
             rounding.
-        stop: Each sample ends just before the first of these strings.
+        stop: Each sample ends just before the string that is completed first.
         unknown: How to handle prompt characters outside the vocabulary.
 
     Raises:
@@ -113,14 +113,14 @@ def window_start(length: int, prompt_length: int, context: int) -> int:
 
     With a context of 8 and a short prompt, it is 0 for lengths up to 8, 4 for 9 to 12, 8 for 13 to 16, and so on.
     """
-    first = max(0, prompt_length - context)  # a longer prompt is cut at its start
+    first = max(0, prompt_length - context)  # a prompt longer than the context is cut at its start
     overflow = max(0, length - first - context)
     stride = max(1, context // 2)
     return first + math.ceil(overflow / stride) * stride
 
 
 class _Sample:
-    """The characters of one sample, and the tail of its text that may begin a stop string."""
+    """One sample: its decoder, and the tail of its text that may begin a stop string."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.index, self.decode = index, tokenizer.decoder()

@@ -1,7 +1,6 @@
 """The recurrent networks in NumPy, as model/recurrent.py computes them in PyTorch.
 
-The hidden state is the cache. It has a fixed size, so a step costs the same however long the text is, and no text is
-too long.
+The state replaces the KV cache. It has a fixed size, so a step costs the same however long the text is.
 
 Symbols in shapes: B sequences, T tokens in each, C width, V vocabulary size.
 """
@@ -21,7 +20,7 @@ class RecurrentEngine:
     """Predict the next token of B sequences of equal length."""
 
     context = sys.maxsize
-    """It reads texts of any length: the state replaces the tokens."""
+    """No limit: the state replaces the tokens."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
         """Prepare a model. `weights` uses the names in `Recurrent.state_dict()`."""

@@ -1,7 +1,7 @@
 """Save and load checkpoints.
 
-A checkpoint is a folder. `save_checkpoint` writes it under a temporary name, flushes and hashes its files, and renames
-it. A checkpoint is therefore complete or absent, and any later change is detected on loading.
+A checkpoint is a folder. `save_checkpoint` writes it under a temporary name, hashes and flushes its files, and renames
+it. A checkpoint is therefore complete or absent. Loading a file detects any later change to it.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def as_origin(self) -> Origin:
-        """This checkpoint, as the metadata of a run that starts from it names it."""
+        """This checkpoint as an `Origin`, for the metadata of a run that starts from it."""
         sha256 = self.metadata.sha256.get(MODEL, "")
         return Origin(run=escape(self.run_name), step=self.metadata.step, sha256=sha256)
 
@@ -103,16 +103,16 @@ def save_checkpoint(
     snapshot: Snapshot,
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, then remove old ones and update the run's config.yaml. Return its folder.
+    """Publish a checkpoint, then remove old ones and update the run's config.yaml. Return the new folder.
 
     Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
         metadata: The metadata, without hashes.
-        log: Receives a line for each failed attempt.
+        log: Receives a line for each failure that does not raise an error.
 
     Raises:
-        TrainingError: A write fails. Older checkpoints are intact.
+        TrainingError: Three attempts fail. Older checkpoints are intact.
     """
     folder = step_folder(run, metadata.step)
     for pause in (*RETRY_PAUSES, None):
@@ -142,7 +142,7 @@ def save_frame(
     snapshot: Snapshot,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Publish a frame, like `save_checkpoint` in 16 bits. If a write fails, log it: a run needs no frames."""
+    """Publish a frame: a checkpoint in 16 bits without optimizer state. Only log a failure: a run needs no frames."""
     frame = Snapshot(in_16_bits(snapshot.weights), {})
     try:
         _publish(step_folder(run, metadata.step, FRAMES), config, tokenizer, metadata, frame)
@@ -151,7 +151,7 @@ def save_frame(
 
 
 def in_16_bits(arrays: Arrays) -> Any:
-    """Return finite arrays in float16. Numbers beyond its range become its largest."""
+    """Return finite arrays in float16, clipped to its range."""
     most = np.finfo(np.float16).max
     return {name: array.clip(-most, most).astype(np.float16) for name, array in arrays.items()}
 
@@ -159,7 +159,7 @@ def in_16_bits(arrays: Arrays) -> Any:
 def _publish(folder: Path, config: RunConfig, tokenizer: Tokenizer, metadata: Metadata, snapshot: Snapshot) -> None:
     """Write the folder of a checkpoint or frame under a temporary name, and rename it."""
     if not folder.parent.is_dir():
-        folder.parent.mkdir()  # not the run: somebody may have moved it
+        folder.parent.mkdir()  # without its parents: somebody may have moved the run
         sync(folder.parent.parent)
     with publish(folder) as building:
         building.mkdir()
@@ -175,7 +175,7 @@ def _publish(folder: Path, config: RunConfig, tokenizer: Tokenizer, metadata: Me
 def _prune(run: Path, keep_last: int, best: int) -> None:
     """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file.
 
-    A name with a leading dot is no such file: macOS adds `.DS_Store` to each folder that someone looks at.
+    Names with a leading dot do not count: macOS adds `.DS_Store` to folders that someone opens.
     """
     for folder in (step_folder(run, step) for step in checkpoint_steps(run)[:-keep_last] if step != best):
         if all(is_checkpoint_file(name) or name.startswith(".") for name in os.listdir(folder)):
@@ -183,7 +183,7 @@ def _prune(run: Path, keep_last: int, best: int) -> None:
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:
-    """Return the problem with the run's config.yaml, or "" if it equals the file in the newest checkpoint."""
+    """Return the problem with the run's config.yaml, or "" if it equals the file in `checkpoint`."""
     try:
         contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
     except UserError as error:
@@ -208,7 +208,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
 
     Args:
         run: A run as in every command: "mine", "mine@400", "last", its folder, or the folder of a checkpoint.
-        which: "best" (the default), "last", or a step.
+        which: "best", "last" or a step. By default, what `run` names, or else the best.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -226,7 +226,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
 
 
 def read_checkpoint(path: Path, beside: Checkpoint | None = None) -> Checkpoint:
-    """Return the checkpoint or frame in a folder. If `beside` is given, it must be of the same run.
+    """Return the checkpoint or frame in a folder. It must be of the run of `beside`, if `beside` is given.
 
     Raises:
         UserError: It is missing, damaged or not of this run.
@@ -260,7 +260,7 @@ def read_intact(path: Path) -> Checkpoint:
 
 
 def check_same_run(checkpoint: Checkpoint, other: Checkpoint) -> None:
-    """Raise CheckpointError if two checkpoints cannot be of one run, because somebody copied one of them there."""
+    """Raise CheckpointError if two checkpoints cannot be of one run, as after copying one into another run."""
     differences = changed_on_resume(other.config, checkpoint.config)
     if checkpoint.tokenizer.to_json() != other.tokenizer.to_json():
         differences.append("its vocabulary is different")
@@ -284,7 +284,7 @@ def load_optimizer(checkpoint: Checkpoint) -> Arrays:
 
 
 def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
-    """Read arrays after checking their hash. Parse the hashed bytes, as the file may change in between."""
+    """Read arrays after checking their hash. Parse the hashed bytes, because the file may change."""
     try:
         return parse_arrays(read_checked(path, name, metadata), path / name)
     except MemoryError as error:
@@ -292,10 +292,10 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
 
 
 def parse_arrays(content: bytes, path: Path) -> Arrays:
-    """Return the arrays of a safetensors file, read from `path`, in float32.
+    """Return the arrays of a safetensors file in float32. `path` is for messages.
 
     Raises:
-        CheckpointError: The file is damaged, or its numbers are not finite or of another type than 16 or 32 bits.
+        CheckpointError: The file is damaged, or its numbers are not finite, or neither float16 nor float32.
     """
     try:
         arrays = safetensors.numpy.load(content)

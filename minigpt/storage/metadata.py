@@ -34,7 +34,7 @@ class TrainState:
     """Steps completed."""
     tokens_seen: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
     seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
-    """Time spent in the training loop."""
+    """The training time of the run so far, over all its sessions."""
     train_loss: float | None = None
     """The training loss at the last log line."""
     validation_loss: float | None = None
@@ -51,7 +51,7 @@ class TrainState:
     def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
         """Record a validation loss. Return whether it is the best of a trained model so far.
 
-        Until the learning rate `is_warm`, patience waits for a loss below that of the start.
+        Before a loss is lower than at step 0, patience ignores evaluations during warmup (until `is_warm`).
         """
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
@@ -63,12 +63,12 @@ class TrainState:
 
     @property
     def best_checkpoint(self) -> int:
-        """The step of the checkpoint with the lowest validation loss, or of this checkpoint if there is no loss yet."""
+        """The step of the checkpoint with the lowest validation loss, or of this checkpoint if none is recorded."""
         return self.step if self.best_loss is None else self.best_step
 
     @property
     def summary(self) -> dict[str, float | None]:
-        """What commands print of a state."""
+        """The fields that commands print."""
         names = ("step", "seconds", "train_loss", "validation_loss", "best_loss", "best_step")
         return {name: getattr(self, name) for name in names}
 
@@ -80,7 +80,7 @@ class _Part(BaseModel):
 
 
 class Environment(_Part):
-    """Everything outside the configuration that affects the last bits of a result."""
+    """Facts outside the configuration that affect the last bits of a result."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -88,7 +88,7 @@ class Environment(_Part):
     threads: int = Field(ge=1, le=MOST_THREADS)
     kernels: Literal["cpu", "torch", "reference"] = "torch"
     sums: str = "exact"
-    """How processes add up gradients: "exact", or what depends on their number."""
+    """How processes add up gradients: "exact", or a sum that depends on the number of processes."""
     processor: str = ""
     torch: str = ""
     numpy: str = ""
@@ -118,7 +118,7 @@ class Metadata(_Part):
     fingerprint: str
     """The fingerprint of the dataset."""
     characters: Count = 0
-    """Number of characters of the training texts, with those that were skipped. 0 in checkpoints of older versions."""
+    """`characters_read` of the dataset."""
     origin: Origin | None = None
     imported: str = ""
     """The program that an imported model came from. Its checkpoint has no optimizer state."""
@@ -188,7 +188,7 @@ def verify(checkpoint: Path) -> Metadata:
 def _limit(checkpoint: Path, name: str, metadata: Metadata) -> int:
     """Return the maximum size of a file in bytes. Raise CheckpointError if it is the optimizer state, and missing.
 
-    A parameter has at most two moments in float32. The rest is for headers.
+    The optimizer keeps at most two float32 numbers per parameter. The rest is for headers.
     """
     if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
         raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")

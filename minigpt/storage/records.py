@@ -1,4 +1,4 @@
-"""What a run writes down beside its checkpoints: its starts (environment.jsonl) and its curves (metrics.jsonl)."""
+"""Records beside the checkpoints of a run: its starts (environment.jsonl) and its curves (metrics.jsonl)."""
 
 import json
 import platform
@@ -14,7 +14,7 @@ from minigpt.paths import METRICS
 from minigpt.storage.metadata import LIMITS, Environment
 
 LONGEST_LINE = 1 << 20
-"""The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
+"""Maximum bytes of metrics.jsonl to read as one line. The file may come from a stranger."""
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:

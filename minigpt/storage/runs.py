@@ -45,7 +45,7 @@ def last_trained(run: Path) -> float:
 
 
 def find_run(name: str, root: Path = RUNS) -> Path:
-    """Return the folder of a run. `name` is its name in `root`, its folder or "last". Raises RunNotFoundError."""
+    """Return the folder of a run. `name` is its name in `root`, its folder or "last". Raises UserError."""
     runs = all_runs(root)
     if name == "last" and runs:
         return runs[-1]
@@ -150,7 +150,7 @@ def best_step(run: Path) -> int:
 def repair(run: Path, state: TrainState) -> list[Path]:
     """Remove what a killed save left behind, before the run resumes from `state`.
 
-    Quarantine the checkpoints of later steps, and return their new paths. Forget a best loss without its checkpoint.
+    Quarantine checkpoints of later steps and return their new paths. Forget the best loss if its checkpoint is missing.
     Remove the frames of later steps: the run writes them again.
     """
     for folder in (run, run / CHECKPOINTS, run / FRAMES):
@@ -172,7 +172,7 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 def new_run(name: str | None, stem: str) -> Iterator[Path]:
     """Create, lock and yield the folder of a new run: `name`, or `stem` plus the next free number.
 
-    Remove the folder if the block raises before any training, except if the error says how to resume. Raise UserError
+    Remove the folder if the block raises before any training, unless the error names a checkpoint. Raise UserError
     if the name is taken or not allowed.
     """
     if name is None:
@@ -200,7 +200,7 @@ def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a run, but no file that someone has added to it."""
+    """Remove the files of a run, and then its folder if nothing else is in it."""
     for name in RUN_FILES.intersection(names_in(folder)):
         remove(folder / name)
     with suppress(OSError):  # someone has added or opened a file
@@ -211,7 +211,7 @@ def remove_run(run: Path) -> None:
     """Delete a run.
 
     Raises:
-        RunLockedError: The run is training.
+        RunLockedError: Another process uses the run.
         UserError: The folder has files that minigpt did not write. Nothing is deleted.
     """
     if others := [name for name in names_in(run) if name not in RUN_FILES]:
@@ -258,8 +258,8 @@ def lock(run: Path) -> Iterator[None]:
     """Lock a run folder against other processes.
 
     Raises:
-        RunLockedError: Another process is training this run.
-        UserError: The folder contains a link that would make training write elsewhere, or it cannot be locked.
+        RunLockedError: Another process uses the run.
+        UserError: The folder contains a link or a special file: training would write elsewhere.
     """
     from filelock import FileLock, Timeout  # only here: it imports asyncio, which is slow
 
@@ -288,7 +288,7 @@ def lock(run: Path) -> Iterator[None]:
 
 
 def is_training(run: Path) -> bool:
-    """Return whether a process holds the lock of a run. False on Windows."""
+    """Return whether a process holds the lock of a run. Always False on Windows."""
     with suppress(UserError), open_within(run / LOCK, run) as file:
         if sys.platform != "win32" and file.read(1):  # empty if the last process released the lock
             import fcntl

@@ -17,10 +17,10 @@ from minigpt.text.tokenizer import Ids
 def batch_at(
     tokens: Ids, context: int, batch_size: int, seed: int, step: int, part: slice = slice(None)
 ) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets (B, T) of a training step, or part of its sequences.
+    """Return the inputs and targets (B, T) of a training step, or of part of its sequences.
 
-    An epoch cuts `tokens` into adjacent windows of T tokens and visits each window once, in random order.
-    Each epoch has a different order and offset, and skips at most 2 T tokens. So a batch depends only on the arguments.
+    From a random offset, an epoch cuts `tokens` into adjacent windows of T tokens. It visits each window once in random
+    order, and skips at most 2 T tokens. The seed and the epoch give offset and order.
 
     Args:
         tokens: The training tokens, (N,), with N > context.
@@ -32,7 +32,7 @@ def batch_at(
     """
     # Use one window fewer than would fit, to leave room for a random offset.
     windows = max(1, (len(tokens) - 1) // context - 1)
-    # With W windows, sequence k of the run is window k mod W of epoch k div W.
+    # With W windows, sequence k of the run has index k mod W in the order of epoch k div W.
     epochs, indices = np.divmod(step * batch_size + np.arange(batch_size), windows)
     starts = np.empty(batch_size, dtype=np.int64)
     for epoch in np.unique(epochs):
@@ -48,14 +48,13 @@ def batch_at(
 
 
 def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Cut `tokens` into windows, `stride` apart, and yield batches (inputs, targets, new).
+    """Cut `tokens` into windows, at most `stride` apart, and yield batches (inputs, targets, new).
 
-    Inputs and targets are (B, T). Score the last `new` targets of each sequence: no earlier window has scored them.
-    Together, the batches score every token except the first exactly once. If stride equals context, windows do not
-    overlap.
+    Inputs and targets are (B, T). Evaluate only the last `new` targets of each sequence. This covers every token
+    except the first exactly once. If `stride` equals `context`, windows do not overlap.
     """
     windows = _windows(len(tokens) - 1, context, stride)
-    # A batch holds windows of the same length that score the same number of targets.
+    # A batch holds windows of the same length that have the same number of new targets.
     for (_, new), group in groupby(windows, key=lambda window: (window[1] - window[0], window[2])):
         while batch := list(islice(group, batch_size)):
             ids = np.stack([tokens[start : end + 1] for start, end, _ in batch])  # (B, T + 1)
@@ -64,10 +63,10 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
 
 
 def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start, end and number of newly scored targets of each window over `count` targets."""
+    """Yield the start, end and number of new targets of each window over `count` targets."""
     scored = 0
     while scored < count:
-        # The first window scores `context` targets. Each later window scores `stride` more.
+        # The first window has up to `context` new targets, and each later window up to `stride`.
         end = min(scored + (stride if scored else context), count)
         start = max(0, end - context) if stride < context else scored
         yield start, end, end - scored

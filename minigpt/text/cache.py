@@ -1,4 +1,4 @@
-"""The cache folder: files that are complete or absent, and copies of streams that only one process reads."""
+"""The cache folder: files that are complete or absent, and copies of standard input, each for one process."""
 
 import atexit
 import shutil
@@ -29,7 +29,7 @@ def cached_file(path: Path) -> Iterator[BinaryIO]:
 def copy_to_cache(stream: BinaryIO, head: bytes) -> Path:
     """Copy `head` and the rest of a stream to a cache file, which is deleted when this process exits.
 
-    Raises UserError if the copy takes more of the disk than it leaves. The encoded text will need about as much.
+    Raises UserError if less space is left than the copy takes, because the encoded text needs about as much.
     """
     path = cache_folder() / f"{COPY}{uuid4().hex}.tmp"
     with _prepared(path), ExitStack() as end:
@@ -50,13 +50,13 @@ def copy_to_cache(stream: BinaryIO, head: bytes) -> Path:
 
 @contextmanager
 def _prepared(path: Path) -> Iterator[None]:
-    """Create the folder of a cache file, and remove what killed processes left. Raises UserError, also in the block."""
+    """Create the folder of a cache file, and remove leftovers of killed processes. Turn an OSError into a UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
         for copy in cache_folder().glob(f"{COPY}*"):
             with suppress(OSError), open(copy, "rb") as file:
-                if file.read(1) and _try_lock(file):  # its process ended: it locks the file before it writes
+                if file.read(1) and _try_lock(file):  # its writer, which locks it first, has ended
                     copy.unlink()
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def _prepared(path: Path) -> Iterator[None]:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed. Return False if another process holds the lock, or files have no locks."""
+    """Lock an open file until it is closed. Return False if this fails, as when another process holds the lock."""
     if sys.platform == "win32":
         return False
     import fcntl

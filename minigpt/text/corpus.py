@@ -1,4 +1,4 @@
-"""A corpus: the text of one or more files, decoded in blocks so that it need not fit in memory."""
+"""A corpus: one or more texts, decoded in blocks so that they need not fit in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a corpus."""
+    """One file or one generated text of a corpus."""
 
     label: str
     """The file's name in messages."""
@@ -40,7 +40,7 @@ class Part:
     member: str = ""
     """The name of the text in the zip archive, if the file is an archive."""
     texts: Callable[[], Iterator[str]] | None = None
-    """Generates the content if there is no file: pieces with `\\n` line ends, the same at each call."""
+    """Generates the text if there is no file: pieces with `\\n` line ends, the same at each call."""
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the decompressed bytes, at most `size` at a time."""
@@ -123,9 +123,9 @@ class Scan:
 
 
 class Fingerprint:
-    """The SHA-256 of the digests of a text's blocks: the SHA-256 of each MiB of its UTF-8.
+    """The SHA-256 of a text's joined digests, which are the SHA-256 of each MiB of the text in UTF-8.
 
-    It depends on the text only, not on its files or on how it was read.
+    The fingerprint does not depend on how the text is divided into files or blocks.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
 SHOWN = 8
-"""The most characters outside the vocabulary to name."""
+"""Maximum number of characters outside the vocabulary that a message names."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TokenDataset:
     encoded: tuple[Ids, ...] = ()
     """The tokens of the text, and of the validation text if there is one."""
     characters_read: int = 0
-    """Number of characters of both texts, with those that were skipped. 0 if unknown."""
+    """Number of characters of all texts, with those that were skipped. 0 if unknown."""
 
     def resplit(self, val_fraction: float) -> "TokenDataset":
         """Return the dataset with a different validation fraction. A separate validation text does not change."""
@@ -57,10 +57,9 @@ class TokenDataset:
 
 
 def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    """Read and encode the text of a new run. If its tokens are cached, map them instead.
+    """Read and encode the text of a new run. If its tokens are cached, map them instead of encoding.
 
-    `tokenizer` is that of the run from which a new run starts. Raise UnknownCharacterError for characters outside its
-    vocabulary, unless `config` skips them.
+    Raise UnknownCharacterError if the `tokenizer` of an earlier run lacks characters, unless `config` skips them.
     """
     scans = _scan(config)
     files = [{os.path.realpath(part.path) for part in text.corpus.parts} for text in scans]
@@ -77,17 +76,18 @@ def reload_dataset(
 ) -> TokenDataset:
     """Load the dataset of an earlier run: the cached tokens of its text, or else the text from its source.
 
-    The settings may come from a stranger, so nothing is written before the text has the right fingerprint.
+    The settings may come from a stranger, so no tokens are cached before the text has the right fingerprint. A
+    named download is fetched earlier, and checked by its own hash.
 
     Args:
         config: The data settings. The source may have changed.
         fingerprint: The fingerprint that the text must have.
         tokenizer: The run's tokenizer.
-        characters: `characters_read` of the run's dataset. Unless `is_named`, reading stops soon after this number.
+        characters: `characters_read` of the run's dataset. Unless 0 or `is_named`, reading stops soon after it.
         is_named: Whether the user has just named the source, so that its text must be read.
 
     Raises:
-        TextMismatchError: The text is not cached, and its source is missing, has changed, or is too long.
+        TextMismatchError: The text must be read, and its source is missing or has a different text.
     """
     parts = fingerprint.split("+", bool(config.val_source))
     cached = [tokens for part in parts if (tokens := open_cached(part, tokenizer)) is not None]
@@ -114,7 +114,7 @@ def reload_dataset(
 
 
 def _scan(config: DataConfig, most: int | None = None) -> list[Scan]:
-    """Scan the text, and the validation text if there is one. Each scan stops after `most` characters."""
+    """Scan the text, and the validation text if there is one. Each scan stops soon after `most` characters."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
     return [scan(open_corpus(source, config.encoding), most) for source in sources]
 
@@ -132,11 +132,11 @@ def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) 
     shown = ", ".join(repr(char) for char, _ in unknown.most_common(SHOWN)) + ", ..." * (len(unknown) > SHOWN)
     if unknown and config.unknown == "error":
         raise UnknownCharacterError(f"the text has {several} outside the vocabulary of the run: {shown}")
-    # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
+    # The cache does not depend on `unknown`: a text with unknown characters is encoded only if they are skipped.
     encoded = [encode_cached(text, tokenizer, config.unknown) for text in scans]
     total = counts.total()
     data = _make_dataset(config, encoded, tokenizer, _join(scans), total)
-    notice = f"skipped {unknown.total():,} of {total:,} characters: not in the vocabulary are {shown}"
+    notice = f"skipped {unknown.total():,} of {total:,} characters, which are not in the vocabulary: {shown}"
     return replace(data, notices=(notice,) if unknown else ())
 
 
@@ -192,7 +192,7 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error
 
 
 def _crc32(file: BinaryIO, size: int) -> int:
-    """Return the CRC-32 of the first `size` bytes of a file. Reading a memory map would keep them resident."""
+    """Return the CRC-32 of the first `size` bytes of a file. A memory map would keep them in memory."""
     crc32 = 0
     file.seek(0)
     while chunk := file.read(min(size, BLOCK)):

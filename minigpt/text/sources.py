@@ -1,4 +1,4 @@
-"""Text sources: find the files that `my.txt`, a folder, a glob, `-`, `builtin:NAME` or `download:NAME` refers to."""
+"""Text sources: find the text that `my.txt`, a folder, a glob, `-`, `builtin:NAME` or `download:NAME` refers to."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _check_plain(head: bytes, part: Part) -> None:
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
-    """Return whether `head` is of a document, or has a NUL character, or control characters and a wrong encoding."""
+    """Return whether `head` starts a document, has a NUL character, or is not in `encoding` and has `CONTROLS`."""
     if head.startswith(DOCUMENTS):
         return True
     if encoding.startswith(("utf-16", "utf-32")):
@@ -153,9 +153,9 @@ def _is_glob(name: str) -> bool:
 
 
 def last_change(entry: str) -> float | None:
-    """Return when a file of a text source last changed, in seconds since 1970, without opening it.
+    """Return when any file of a text source last changed, in seconds since 1970, without opening files.
 
-    None if there is no file. 0 for texts that cannot change.
+    None if there is no file. 0 for standard input, built-in texts and downloads.
     """
     if entry == "-" or entry.startswith(("builtin:", "download:")):
         return 0.0
@@ -195,7 +195,7 @@ def _text_files(name: str, path: Path, encoding: str) -> Corpus:
 
 
 def _matches(path: Path) -> tuple[list[Path], set[Path]]:
-    """Return the files in a folder or of a glob, sorted by path, and what was skipped: links, runs and caches."""
+    """Return the files in a folder or that match a glob, sorted by path, and the links, runs and folders to skip."""
     base, pattern = path, "**/*"
     if not path.exists():
         base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
@@ -223,12 +223,12 @@ def _matches(path: Path) -> tuple[list[Path], set[Path]]:
 
 
 def _standard_input(encoding: str) -> Corpus:
-    """Copy standard input to a file in the cache, which is deleted when this process exits."""
+    """Copy standard input to a cache file, which is deleted when this process exits."""
     if sys.stdin is None or sys.stdin.isatty():
         raise TextError("standard input has no text: it is a terminal or is closed")
     part = Part("standard input", Path(), encoding)
     head = sys.stdin.buffer.read(HEAD)
-    _check_plain(head, part)  # before copying, which may take long and much of the disk
+    _check_plain(head, part)  # before copying, which may take time and disk space
     return Corpus(part.label, (replace(part, path=copy_to_cache(sys.stdin.buffer, head)),))
 
 
@@ -259,7 +259,7 @@ def _length_and_seed(name: str) -> tuple[int, int]:
 def _python_sources() -> Iterator[str]:
     """Yield the source of each standard library module, sorted by path, with `\\n` line endings.
 
-    Skip tests, other packages, and files that differ between machines.
+    Skip tests, installed packages, and files that differ between machines.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}

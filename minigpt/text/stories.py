@@ -1,6 +1,6 @@
 """`builtin:stories`: little stories from a grammar, the same on every machine and with every version of Python.
 
-Each story has a girl and a boy. Most of what follows their introduction repeats it, so that a model must look back:
+Each story has a girl and a boy. Most lines repeat the introduction, so a model must look back. Shortened:
 
     Anna from Wusana has a blue drum.
     Jakob from Mosava has a big drum.
@@ -10,7 +10,7 @@ Each story has a girl and a boy. Most of what follows their introduction repeats
 
 A small model learns this in minutes because the text is regular:
 
-- The first letter of a name shows whether it is a girl's, a boy's or a place's. So it shows who "He" is.
+- The first letter of a name shows whether it is a girl's, a boy's or a place's. So a model can tell who "He" is.
 - Places and songs are invented in each story, so a model must copy them.
 - Each sentence has its own line, and an empty line ends each story.
 """
@@ -18,7 +18,7 @@ A small model learns this in minutes because the text is regular:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The names of girls, boys and places, and other words that start a sentence, have different first letters.
+# Girls, boys, places, and other words that start a sentence: no two of these groups share a first letter.
 GIRLS = (
     "Ada", "Alma", "Anna", "Bella", "Berta", "Britta", "Celia", "Clara", "Cora", "Diana", "Dina", "Dora",
     "Ella", "Emma", "Eva", "Fiona", "Flora", "Frida", "Gerda", "Gina", "Greta",
@@ -54,7 +54,7 @@ MAX_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Person:
-    """A character of a story, with the words for the sentences."""
+    """A girl or boy in a story, with the words for the sentences."""
 
     name: str
     He: str
@@ -115,6 +115,3 @@ def story(choices: Choices) -> str:
             a, b = b, a
         sentences.append(choices.choose(kind).format(a=a, b=b, song=song))
     return "".join(sentences)
-
-
-# --- where a reader must look back ---------------------------------------------------------------------

@@ -22,21 +22,21 @@ _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―�
 
 
 class Tokenizer(Protocol):
-    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: characters, or part of one."""
+    """What minigpt needs of a tokenizer. A token stands for one or more characters, or for part of one, in UTF-8."""
 
     kind: ClassVar[str]
-    """Its name in `data.tokenizer` and in tokenizer.json."""
+    """The tokenizer's name in `data.tokenizer` and in tokenizer.json."""
     unit: ClassVar[str]
     """What a token is, for messages."""
     vocab_size: int
     dtype: np.dtype[Any]
-    """The smallest type for ids."""
+    """A small type that holds every id."""
 
     def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
         """Return the ids of `text`, (T,). For `unknown`, see `CharTokenizer.encode`."""
 
     def encode_blocks(self, blocks: Iterable[str], unknown: Unknown) -> Iterator[Ids]:
-        """Yield ids that together are the ids of the text of all blocks, wherever the text is cut.
+        """Yield ids that together are the ids of the text of all blocks.
 
         A tokenizer whose tokens span characters must keep the end of a block until it has read the next block.
         """
@@ -81,7 +81,7 @@ class CharTokenizer(Tokenizer):
             text: The text, or part of a text.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each with the nearest character in the vocabulary.
-            dtype: The type of the ids. `self.dtype` is the smallest.
+            dtype: The type of the ids, such as `self.dtype`.
         """
         _check_choice(unknown)
         ids: Ids = self._table.take(code_points(text), mode="clip").astype(dtype, copy=False)

@@ -17,9 +17,9 @@ from minigpt.training.learner import Learner, Loss
 
 
 def choose_loss(learner: Learner, tokens: Ids, log: Callable[[str], None]) -> Loss:
-    """Return the learner's mean loss for `tokens` (N,), compiled if the runtime says so and that works (collective).
+    """Return the mean loss for `tokens` (N,), compiled if the runtime says so and all processes can (collective).
 
-    Without compilation, a GPU records the loss, or raises UserError.
+    If `is_recordable`, record it. Raises UserError if that fails.
     """
     config, runtime = learner.config, learner.runtime
     is_recorded = is_recordable(config, runtime)
@@ -37,7 +37,7 @@ def choose_loss(learner: Learner, tokens: Ids, log: Callable[[str], None]) -> Lo
 def compile_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], log: Callable[[str], None]) -> Loss:
     """Return `loss` compiled, or `loss` itself if compiling fails.
 
-    The passes of an `example`, inputs and targets (B, T), show failures here.
+    Run the passes of an `example`, inputs and targets (B, T), so that failures show here.
     """
     log("compiling the network: 10 to 40 s, longer on a busy machine (runtime.compile=false skips this)")
     on_cpu = example[0].device.type == "cpu"
@@ -93,7 +93,7 @@ class _Recordable(nn.Module):
 
 
 def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
-    """Return whether to use `record_loss`: a GPU computes each batch in one pass, and the user did not decide."""
+    """Return whether to use `record_loss`: a GPU computes each batch in one pass, and `runtime.compile` is auto."""
     is_one_pass = config.train.sequences_at_once == config.train.batch_size
     is_cuda = runtime.torch_device.type == "cuda"
     return is_cuda and config.runtime.compile == "auto" and is_one_pass and not runtime.compile
@@ -102,9 +102,9 @@ def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
 def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) -> Loss:
     """Return `loss` with the GPU kernels of its forward and backward pass recorded as CUDA graphs.
 
-    Python launches the kernels of a small network more slowly than a GPU runs them. A graph launches all of them at
-    once, and computes the same bits (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward
-    pass overwrites the gradients of the one before, so gradients cannot be accumulated. The parameters of `model` must
+    Python launches the kernels of a small network more slowly than a GPU runs them. A graph launches all at once,
+    with bitwise identical results (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward
+    pass overwrites the gradients of the pass before, so gradients cannot be accumulated. The parameters of `model` must
     stay in the same memory, and all batches have the shape of the `example`, inputs and targets (B, T).
 
     Raises:
@@ -116,7 +116,7 @@ def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) ->
         module = cast(nn.Module, torch.cuda.make_graphed_callables(_Recordable(loss, model), example))
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # training on is not safe: PyTorch may still be recording
+    except RuntimeError as error:  # continuing is not safe: PyTorch may still be recording
         problem = str(error).partition("\n")[0][:200]
         raise UserError(f"the GPU cannot record CUDA graphs ({problem}); set runtime.compile=false") from error
     recorded: Loss = module.forward

@@ -1,6 +1,6 @@
 """Measure this machine, and choose settings whose run takes a given time.
 
-The clock chooses the duration once and never steers the run, so the run can be resumed and repeated.
+Measured times decide the settings once, before the run, so the run can be resumed and repeated.
 """
 
 import math
@@ -17,24 +17,24 @@ from minigpt.training.setup import PreparedRun, choose_settings, describe
 from minigpt.training.timing import StepTime, plan_runtime, time_step
 
 LOOK = 1.5
-"""Seconds of an evaluation besides its loss: a sample, usually a checkpoint."""
+"""Seconds of an evaluation besides measuring the loss: a sample, usually a checkpoint."""
 SLACK = 1.08
-"""How much longer a step takes in a run than when measured alone. With it, 16 of 19 runs were within 15%."""
+"""How much longer a step takes in a run than alone. With it, 16 of 19 runs were within 15% of the given time."""
 COMPILING, COMPILED = 25.0, 0.87
 """Seconds that compiling takes, and the time of a compiled step as a share of a plain step."""
 
 
 def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> PreparedRun:
-    """Return `fit_time` of the main process (collective)."""
+    """Return the result of `fit_time` on the main process (collective)."""
     fitted = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
     config, notices = processes.share((fitted.config, fitted.notices))
     return replace(fitted, config=config, notices=notices)
 
 
 def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> PreparedRun:
-    """Return a new run that takes about `seconds` here, with notices that say why. Measure this machine first.
+    """Return a new run that takes about `seconds` here, with notices that say why.
 
-    Without a preset, choose all settings. With a preset, choose only the number of steps.
+    Without a preset, choose all settings that are not given. With one, choose only the number of steps.
 
     Raises:
         UserError: The time is too short.
@@ -63,7 +63,7 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
 def measure_steps(
     prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int, most: int
 ) -> tuple[StepTime, int]:
-    """Measure a run's times. Return them and how many steps it can take, at `most`. Raises UserError if none."""
+    """Measure a run's times. Return them and how many steps fit, up to `most`. Raises UserError if none fits."""
     config, vocab_size, validation = prepared.config, prepared.data.tokenizer.vocab_size, len(prepared.data.validation)
     time, overhead = time_step(config, vocab_size, runtime, processes, 3.0), 0.0
     steps = steps_within(seconds, time, config, validation, most)
@@ -80,7 +80,7 @@ def measure_steps(
 
 
 def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:
-    """Return the duration of a run: its steps, its evaluations and what belongs to them."""
+    """Return the duration of a run in seconds: its steps, evaluations, samples and checkpoints."""
     evaluations = 1 + -(-steps // eval_steps(config, steps, validation_tokens))
     return SLACK * steps * time.step + evaluations * (LOOK + time.evaluated_token * validation_tokens)
 
@@ -88,7 +88,7 @@ def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_toke
 def steps_within(
     seconds: float, time: StepTime, config: RunConfig, validation_tokens: int, most: int = MOST_STEPS
 ) -> int:
-    """Return how many steps, at most `most`, take at most `seconds`. 0 if one step takes more."""
+    """Return how many steps, up to `most`, fit into `seconds`. 0 if one step takes more."""
     steps, step, look = most, SLACK * time.step, LOOK + time.evaluated_token * validation_tokens
     while steps > 0 and total_seconds(steps, time, config, validation_tokens) > seconds:
         # A shorter run evaluates at least as often, so this number of steps may still be too high, but never too low.

@@ -23,7 +23,7 @@ MAX_TOKENS = {"cpu": 4_096, "cuda": 16_384, "mps": 16_384}
 """Tokens per batch, by device type. On a CPU, larger batches do not fit into its cache, and an evaluation takes 1.2 to
 1.9 times as long."""
 MAX_LOGITS = 1 << 26
-"""Logits per batch. In float32 they take 256 MB."""
+"""Logits per batch. In float32 they take 256 MiB."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,14 @@ def evaluate(
     progress: Callable[[int], object] = lambda tokens: None,
     processes: Processes = ONE,
 ) -> EvalResult:
-    """Score every token but the first once, given the tokens before it in its window, without dropout.
+    """Predict every token but the first once, given the tokens before it in its window, without dropout.
 
-    Windows start `stride` tokens apart, by default a full context. With a smaller stride, each token has at least
-    `context - stride` tokens before it, which usually lowers the loss. `progress` receives the tokens of each batch.
+    Windows start at most `stride` tokens apart, by default a full context. With a smaller stride, each token after the
+    first window has at least `context - stride` tokens before it, which usually lowers the loss. `progress` receives
+    each batch's number of tokens. `processes` share the batches. Their loss is bitwise identical to that of one.
 
-    Several `processes` share the batches. Each returns the result of one process, bit for bit.
-
-    With `by_position`, the same pass measures the loss at each position. It leaves out the last window if it is
-    shorter than the context, so that each position has the same number of tokens.
+    With `by_position`, which needs one process, also return the loss at each position. The last window is left out if
+    it is shorter than the context, so that each position has the same number of tokens.
 
     Raises:
         ConfigError: The stride is not between 1 and the context, or windows overlap and `by_position` is set.

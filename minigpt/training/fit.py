@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 TINY, SMALL, MEDIUM, LARGE = 9_000, 60_000, 500_000, 800_000
-"""Tokens from which a text has another shape."""
+"""Sizes of a text, in tokens, from which another shape is chosen."""
 SHAPES = (
     (0, 0, Shape(2, 2, 64, 32, 32)),
     (0, TINY, Shape(4, 2, 128, 64, 16)),
@@ -40,9 +40,9 @@ SHAPES = (
     (3e14, MEDIUM, Shape(6, 4, 256, 256, 16)),
     (2e15, MEDIUM, Shape(6, 6, 384, 256, 64)),
 )
-"""The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
+"""The least FLOP of a run and tokens of its text for each shape. The last, for GPUs, was not compared with others."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose duration the user leaves to minigpt: minutes on two server cores, about one on an H100."""
+"""FLOP of a run whose duration the user leaves to minigpt: minutes on two server cores, about one minute on an H100."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
@@ -57,14 +57,14 @@ def choose_shape(size: int, work: float) -> Shape:
 
 
 def most_steps(size: int, tokens_per_step: int) -> int:
-    """Return the steps after which no measured loss fell further. The small networks of tiny texts need more epochs."""
+    """Return after how many steps no measured loss fell. The small networks of tiny texts need more epochs."""
     return max(1, (60 if size < TINY else 30) * size // tokens_per_step)
 
 
 def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, longest: float = math.inf) -> dict[str, Any]:
     """Return the settings for a text of `size` tokens and a run of about `work` FLOP.
 
-    They fit the settings of `others`, which have priority. The training text allows a context of `longest` tokens.
+    They match the settings of `others`, which have priority. The text allows a context of at most `longest` tokens.
     """
     shape = choose_shape(size, work)
     chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}

@@ -81,12 +81,12 @@ class Learner:
         processes.broadcast([*weights.values(), *state.values()])
 
     def snapshot(self, *, with_optimizer: bool = True) -> Snapshot:
-        """Return copies of the weights, and of the optimizer state, on the host."""
+        """Return copies of the weights, and of the optimizer state if `with_optimizer`, on the host."""
         state = self.optimizer.state_dict() if with_optimizer else {}
         return Snapshot(to_arrays(self.model.state_dict()), to_arrays(state))
 
     def environment(self) -> Environment:
-        """Return everything outside the configuration that affects the last bits of a result."""
+        """Return facts outside the configuration that affect the last bits of a result."""
         sums = "exact" if self.processes.is_exact else f"all-reduce of {self.processes.size} processes"
         return self.runtime.environment().model_copy(update={"sums": sums})
 
@@ -108,7 +108,7 @@ class Learner:
         return backward_bytes(lambda: self.mean_loss(ids, ids), list(self.model.parameters()))
 
     def check_fit(self) -> str:
-        """Check that all that is still to allocate fits, as `check_memory` does (collective)."""
+        """Return the warning of `check_memory` for the memory that is still to be allocated (collective)."""
         config, processes, device = self.config, self.processes, self.runtime.device
         memory = training_memory(config, self.vocab_size, device, self.sequence_bytes(), processes=processes.size)
         rest = replace(memory, weights=0, optimizer=0 if self.optimizer.state_dict() else memory.optimizer)
@@ -119,13 +119,13 @@ class Learner:
         """Make one step (collective).
 
         Args:
-            tokens: The training text (N,).
+            tokens: The training tokens (N,).
             number: The number of steps before this step. It decides the batch and the dropout masks.
             lr_factor: The learning rate as a fraction of its peak.
 
         Returns:
             The mean loss in nats and the norm of all gradients before clipping (2,), on the device: reading them waits
-            for it. If one is not finite, the weights are lost.
+            for it. If either is not finite, the weights are lost.
         """
         train, runtime, parameters = self.config.train, self.runtime, self.optimizer.parameters
         part = self.processes.part(train.batch_size)
@@ -175,7 +175,7 @@ def make_learner(
 ) -> Learner:
     """Return the learner of a new run, perhaps with `start`'s weights, or of a run that resumes (collective).
 
-    Only the main process reads tensors. Those of a checkpoint without weights come from its folder. `saved` is the
+    Only the main process reads tensors. If a `Checkpoint` has no weights, they come from its folder. `saved` is the
     environment to compute in, if no run resumes.
 
     Raises:

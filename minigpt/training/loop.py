@@ -1,7 +1,7 @@
 """The training loop: step, log, evaluate, save.
 
-Steps share no random state: the batch and dropout masks of a step depend only on the seed and the step. So a resumed
-run ends with the same weights, and evaluating, sampling or saving never changes a weight.
+Steps share no random state: the batch and dropout masks of a step depend only on the seed and the step. So a run that
+resumes in the same environment ends with bitwise identical weights, and evaluating, sampling or saving changes none.
 """
 
 import math
@@ -55,8 +55,8 @@ def train(
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
-    At step 0 the weights are random, or `start`'s weights. A new run saves a checkpoint at once, so it can be resumed
-    from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
+    At step 0 the weights are random, or `start`'s weights. A new run saves a checkpoint at once, so it can be
+    resumed. After SIGINT, SIGTERM or SIGHUP, training saves a checkpoint of the current step and ends.
 
     Args:
         about: Facts to record about this start of the run, such as its command.
@@ -67,7 +67,7 @@ def train(
         RunFinishedError: There is nothing left to do.
         TrainingError: The loss or gradient is not finite, or a write fails. Saved checkpoints are kept.
         InsufficientMemoryError: The model or the batch does not fit.
-        LostProcessError: Another process has ended or hangs.
+        LostProcessError: Another process has exited or stopped responding.
     """
     with typed_errors(config, run):
         config = processes.share(config)
@@ -102,9 +102,9 @@ def check_text(data: TokenDataset, fingerprint: str) -> None:
 
 
 class Training:
-    """A run in memory: its learner, its place on disk, and its time.
+    """A run in memory: its learner, its folder, and its time.
 
-    `state` holds everything but tensors that outlives the process.
+    `state` holds what changes during training and outlives the process, except tensors.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Training:
         self.eval_every = eval_steps(config, self.steps, len(data.validation))
         self.frame_steps = frame_steps(config, self.steps, self.learner.parameter_count, self.learner.flops_per_token)
         self.unread: list[Tensor] = []
-        """The loss and gradient norm (2,) of the latest steps, on the device."""
+        """The loss and gradient norm (2,) of each step that has not been read, on the device."""
         self.most_unread = 1 if learner.runtime.device == "cpu" else 100
         """Steps after which their losses are read at the latest: reading waits for a GPU."""
         self.gradient_norm = 0.0
@@ -158,7 +158,7 @@ class Training:
             message(f"from this step on, results may differ in the last digits{masks}: {', '.join(changes)}")
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
-        """Train until the last step, validation stops improving, or a signal arrives (collective)."""
+        """Train until the last step, or until validation stops improving or a signal arrives (collective)."""
         config, state = self.config.train, self.state
         with Interrupts(is_silent=not self.processes.is_main) as interrupts:
             self.clock.restart()
@@ -202,11 +202,10 @@ class Training:
     def read(self) -> None:
         """Read the losses and norms of the latest steps, and wait for them.
 
-        Whatever uses the weights calls this first, because a step that is not finite has spoiled them.
+        Whatever uses the weights calls this first: a loss or norm that is not finite has spoiled them.
 
         Raises:
-            DivergedError: A loss or a norm is not finite. `state` is then that of the first such step. The weights are
-                lost: the update has already been applied.
+            DivergedError: A loss or a norm is not finite. `state` is then that of the first such step.
         """
         state = self.state
         unread, self.unread = self.unread, []
@@ -222,7 +221,7 @@ class Training:
             state.loss_count += 1
 
     def lr_factor_at(self, step: int) -> float:
-        """Return the learning rate of the step after `step` steps as a fraction of its peak: that of its middle."""
+        """Return the learning rate at the middle of the step after `step` steps, as a fraction of its peak."""
         return lr_factor((step + 0.5) / self.steps, self.config.optim)
 
     @property
@@ -279,7 +278,7 @@ class Training:
         return is_best
 
     def preview(self) -> None:
-        """Report how the model continues the same prompt at each evaluation, to show progress."""
+        """Report how the model continues the same prompt at each evaluation."""
         settings = self.config.sample
         short = settings.model_copy(update={"length": settings.preview})
         engine = numpy_engine(self.learner.model)
@@ -297,7 +296,7 @@ class Training:
             self._write(save_frame, partial(self.learner.snapshot, with_optimizer=False))
 
     def _write(self, write: Callable[..., object], snapshot: Callable[[], Snapshot]) -> None:
-        """Let the main process `write` a snapshot. If it fails, all processes end (collective)."""
+        """Let the main process `write` a snapshot. If `write` raises, all processes end (collective)."""
         self.read()
         self.state.seconds = self.clock.total
         self.metrics.flush()

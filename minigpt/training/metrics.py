@@ -23,16 +23,16 @@ from minigpt.storage.records import LONGEST_LINE
 from minigpt.training.signals import STDERR, word_wrapped
 
 Split = Literal["train", "validation"]
-"""The part of the text that a number was measured on: the folder of its TensorBoard run."""
+"""The part of the text that a number was measured on, and the folder of its TensorBoard run."""
 BAR = "{{percentage:3.0f}}%|{{bar}}| {{n:{width}}}/{{total}} {{elapsed}}<{{remaining}} {{desc}}"
 PAUSE = 30.0
-"""Seconds between lines of progress in `log.txt` and where no bar is shown."""
+"""Seconds between lines of progress in `log.txt`, and on stderr if no bar is shown."""
 
 
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes the numbers after its checkpoint, so each curve has each step once. `log.txt` keeps
+    A resumed run first removes the numbers after its checkpoint, so no curve has a step twice. `log.txt` keeps
     every line. A failed write does not end training.
     """
 
@@ -59,33 +59,33 @@ class Metrics:
         self.is_torn = False
         """Whether the last line may be incomplete."""
         self.printed = [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, step {step}", *printed]
-        """Lines for log.txt, which is opened at the first one after `__enter__`."""
+        """Lines that wait for the first line of log.txt after `__enter__`."""
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers by split."""
         self.bar: tqdm[Any] | None = None
         self.noted = time.monotonic()
         self.timed: tuple[int, float] | None = None
-        """The first step of this run, and when it ended."""
+        """The first step of this session, and when it ended."""
         self.first_step, self.keeps_log = step, True
         self.excepthook = threading.excepthook
 
     def __enter__(self) -> "Metrics":
-        """Open the files. Before, only messages are reported."""
+        """Open the files."""
         if self.run is None:
             return self
         threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
-        options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides the events of older files from there
+        options: Any = {"purge_step": self.purge_step, "flush_secs": 10}  # hides older events from `purge_step` on
         board = self.run / TENSORBOARD
         self.boards = {split: SummaryWriter(str(board / split), **options) for split in ("train", "validation")}
         shown = {key: value if isinstance(value, int | float) else show(value) for key, value in self.settings.items()}
-        # In the run of the validation loss, which is then a column of TensorBoard's table of runs.
+        # In the folder of the validation loss, which is then a column of TensorBoard's table of runs.
         self.boards["validation"]._get_file_writer().add_summary(hparams_pb(shown, self.run.name))
         self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(_size_before(self.path, self.purge_step))
         return self
 
     def log(self, split: Split, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
-        """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
+        """Write scalars by tag, after `seconds` of training over all sessions, to `metrics.jsonl` and TensorBoard."""
         if self.lines is None:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
@@ -104,7 +104,7 @@ class Metrics:
             self._to_tensorboard("add_scalar", split, tag, value, step)
 
     def sample(self, step: int, text: str) -> None:
-        """Report a text that the model wrote: the start on the screen, all of it elsewhere."""
+        """Report a text that the model wrote: its start on stderr, all of it in `log.txt` and TensorBoard."""
         lines = [f"    {line}" for line in text.splitlines()]
         self._to_tensorboard("add_text", "validation", "sample", "\n".join(lines), step)  # as code
         self._print(f"    {escape(' '.join(text.split()))}"[: shutil.get_terminal_size().columns])
@@ -120,7 +120,7 @@ class Metrics:
             self.message(f"cannot write to TensorBoard: {reason(error)}; {METRICS} keeps the scalars")
 
     def message(self, line: str) -> None:
-        """Print a line above the progress bar. A terminal wraps it between words."""
+        """Print a line above the progress bar, wrapped between words on a terminal, and keep it in `log.txt`."""
         self._print(word_wrapped(escape(line)))
         self._keep(line)
 
@@ -174,7 +174,7 @@ class Metrics:
             self._keep(line) if has_bar else self.message(line)
 
     def flush(self) -> None:
-        """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""
+        """Flush metrics.jsonl and TensorBoard. Call this before a checkpoint claims that its steps are logged."""
         with suppress(OSError):  # the next call of `log` reports it
             if self.lines:
                 os.fsync(self.lines.fileno())

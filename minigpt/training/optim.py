@@ -35,7 +35,7 @@ class ParamGroupOptimizer:
         raise NotImplementedError
 
     def state_tensors(self) -> list[list[Tensor]]:
-        """Return the state in the order of `state_shapes`, one tensor per parameter. Create it if needed."""
+        """Return the state, created if needed: for each name of `state_shapes`, one tensor per parameter."""
         for parameter in self.parameters if not self.state else ():
             for kind, shape in self.state_shapes(parameter).items():
                 self.state.setdefault(kind, []).append(parameter.new_zeros(shape))
@@ -72,8 +72,8 @@ class AdamW(ParamGroupOptimizer):
 class Muon(ParamGroupOptimizer):
     """Nesterov momentum, orthogonalized (Jordan et al. 2024) and normalized by neuron (NorMuon, Li et al. 2025).
 
-    Muon replaces the update of each matrix with the nearest orthogonal matrix. Its longer side has a vector for each
-    index, such as one for each unit of the MLP, and they still differ in length. As in NorMuon
+    Muon replaces each matrix's update with an approximation of the nearest orthogonal matrix. In it, the vectors for
+    the indices of the longer side, such as the units of the MLP, still differ in length. As in NorMuon
     (https://arxiv.org/abs/2510.05491), each vector is divided by the running RMS of its entries. NorMuon does this to
     the rows of every matrix.
 
@@ -118,7 +118,7 @@ class Muon(ParamGroupOptimizer):
                 weights.add_(update if update.shape == weights.shape else update.mT, alpha=-lr * scale)
 
     def normalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
-        """Return updates (N, R, C) with each column over its running RMS, and the norm of each matrix unchanged.
+        """Return updates (N, R, C) with each column divided by its running RMS, and each matrix's norm unchanged.
 
         Update the running mean squares, `squared_sizes` (n, C) each, in place.
         """
@@ -147,7 +147,7 @@ def orthogonalize(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float
 
 
 def _gram_newton_schulz(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
-    """Iterate on the Gram matrix of wide matrices x (N, R, C), with about half of the operations.
+    """Iterate on the Gram matrix of wide matrices x (N, R, C), with fewer operations: about half if C = 4 R.
 
     All iterates are polynomials of x @ x.mT times x, and polynomials of one matrix commute. The squares of small
     singular values need the precision of float32.
@@ -163,13 +163,13 @@ def _gram_newton_schulz(x: Tensor, ns_coefficients: Sequence[tuple[float, float,
 
 
 class Optimizer:
-    """All parameters of a model: Muon for the matrices of the blocks if `optim.name` is normuon, AdamW for the rest.
+    """The optimizers of a model: Muon for the matrices of the blocks if `optim.name` is normuon, AdamW for the rest.
 
     Weight decay applies to matrices, embeddings included, but not to biases and gains.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Create the optimizer. `dtype` is the precision of Muon's multiplications: bfloat16 if the hardware has it."""
+        """Create the optimizer. `dtype` is the precision of Muon's matrix multiplications."""
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         hidden: dict[Tensor, str] = {}
         if config.name == "normuon":

@@ -27,7 +27,7 @@ class Outcome:
 
 @contextmanager
 def typed_errors(config: RunConfig, run: Path) -> Iterator[None]:
-    """Raise errors of PyTorch and the system as errors of minigpt, which name the newest checkpoint of the run."""
+    """Raise errors of PyTorch and the system as errors of minigpt."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -47,7 +47,7 @@ def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
 
 
 def finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> RunFinishedError | None:
-    """Return the error that the run has nothing left to do, or None."""
+    """Return the error for a run that has nothing left to do, or None."""
     if state.step > steps:
         problem = f"run {run.name} is at step {state.step}, past its last step, {steps}"
     elif state.step == steps:
@@ -60,8 +60,8 @@ def finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> Run
 
 
 def resume_settings(config: RunConfig, steps: int, state: TrainState) -> tuple[str, ...]:
-    """Return settings, as KEY=VALUE, that give a finished run twice its duration and no early stop."""
+    """Return settings, as KEY=VALUE, to resume a finished run: twice its steps if none is left, and no early stop."""
     settings = [f"train.steps={2 * state.step}"] if state.step >= steps else []
-    if config.train.patience:  # a longer schedule starts at a higher rate, which raises the loss at first
+    if config.train.patience:  # a longer schedule starts at a higher learning rate, which raises the loss at first
         settings.append("train.patience=0")
     return tuple(settings)

@@ -1,9 +1,9 @@
 """Several processes that train one model, as torchrun starts them, or `ONE`.
 
-Each process works on its shards of every batch, and gradients are summed so that the number of processes does not
-change a bit. A sum of floating-point numbers depends on its order, so the order is fixed: shards are added in pairs,
-pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each sum
-has two terms, and a + b equals b + a.
+Each process works on its shards of every batch. Unless `runtime.exact` is false, the summed gradients are bitwise
+identical for any number of processes. A sum of floating-point numbers depends on its order, so the order is fixed:
+shards are added in pairs, pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes
+finish the tree. Each sum has two terms, and a + b equals b + a.
 """
 
 import os
@@ -23,7 +23,7 @@ from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
-"""How long a process waits for the others to start, then before training: another may be encoding a long text."""
+"""How long a process waits for the others: to start, then before training, while one may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 """Parts of the messages of PyTorch's errors that mean that another process has exited or stopped responding."""
 LOST_CONTACT = "lost contact with another process: it exited or stopped responding"
@@ -47,16 +47,16 @@ class Processes:
 
     @property
     def is_exact(self) -> bool:
-        """Whether `sum` gives the bits of one process."""
+        """Whether gradients are bitwise identical to those of one process."""
         return self.size == 1 or bool(self.pairs)
 
     # --- before training ---------------------------------------------------------------------------------
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on every process, and return its own result (collective). If it fails on one process, end all.
+        """Call `work` on every process, and return this process's result (collective). If one fails, raise on all.
 
         Raises:
-            UserError, OSError: `work` raised it here, and on no process before this one.
+            UserError, OSError: `work` raised it here, and on no process of a lower rank.
             OtherProcessError: `work` failed on another process, which prints the message.
         """
         if self.size == 1:
@@ -81,7 +81,7 @@ class Processes:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
 
     def connect(self, config: RunConfig) -> None:
-        """Create the groups for training, whose operations fail after `runtime.timeout` (collective)."""
+        """Create the groups for training, whose operations fail after `runtime.timeout` seconds (collective)."""
         if self.size == 1:
             return
         wait = timedelta(seconds=config.runtime.timeout)
@@ -111,7 +111,7 @@ class Processes:
         return main
 
     def agree(self, signal: int | None) -> int | None:
-        """Return a signal that any process has received (collective). Cheaper than `gather`."""
+        """Return a signal that a process has received, or None (collective). Cheaper than `gather`."""
         if self.size == 1:
             return signal
         received = torch.tensor(signal or 0)
@@ -121,7 +121,7 @@ class Processes:
     # --- tensors -----------------------------------------------------------------------------------------
 
     def part(self, count: int) -> slice:
-        """Return the part of this process of `count` shards, or of the sequences in them."""
+        """Return this process's part of `count` shards or sequences."""
         assert count % self.size == 0, "see check_count"
         local_count = count // self.size
         return slice(self.rank * local_count, (self.rank + 1) * local_count)
@@ -141,8 +141,7 @@ class Processes:
         """
         shards = range(count)[self.part(count)]
         parts = (ids.split(len(ids) // len(shards)) for ids in (x, y))
-        # A stack of sums of subtrees: gradients, and the loss. Their order is the same for any number of processes, so
-        # the last digits are too.
+        # A stack of sums of subtrees: gradients, and the loss.
         sums: list[list[Tensor]] = []
         for shard, x_part, y_part, merges in zip(shards, *parts, tree_merges(len(shards)), strict=True):
             loss = backward(x_part, y_part, shard)
@@ -219,7 +218,7 @@ def check_count(size: int, config: RunConfig) -> None:
     *most, last = map(str, allowed)
     counts = f"{', '.join(most)} or {last} processes" if most else "one process"
     if shards % size == 0:
-        problem = f"{size} processes cannot give the same bits as one"
+        problem = f"{size} processes cannot give weights bitwise identical to those of one process"
         raise ConfigError(f"{problem}; use {counts}, or set runtime.exact=false")
     raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 

@@ -26,8 +26,8 @@ def run_steps(config: RunConfig, train_tokens: int) -> int:
 def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
     """Return the number of steps between evaluations of a run. A longer run never has a smaller number.
 
-    `train.eval_every: auto` is 1, 2 or 5 times a power of ten. Evaluating a token takes about a third of the time of
-    training on it.
+    `train.eval_every: auto` is 1, 2 or 5 times a power of ten, at most `steps`. Evaluating a token takes about a third
+    of the time of training on it.
     """
     if config.train.eval_every != "auto":
         return config.train.eval_every
@@ -41,8 +41,8 @@ def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token:
     """Return the steps at which a run keeps a frame: its weights, to look at later.
 
     With the end of the run, they are `train.frames` steps, evenly spaced in the square root of the step, because most
-    is learned early. Large models have fewer, within FRAME_BYTES. So have short runs, within FRAME_SHARE of their time
-    at FRAME_FLOPS. No stopwatch decides, so a resumed run keeps the same frames.
+    is learned early. Large models keep fewer, within FRAME_BYTES, as do short runs, within FRAME_SHARE of their
+    time at FRAME_FLOPS. The steps do not depend on measured time, so a resumed run keeps the same frames.
     """
     size = 2 * parameters
     seconds = steps * config.tokens_per_step * flops_per_token / FRAME_FLOPS
@@ -52,7 +52,7 @@ def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token:
 
 
 class Clock:
-    """Seconds of training: `total` over all sessions of the run, `session` in this session."""
+    """Seconds of a run: `total` over all its sessions, `session` in this session."""
 
     def __init__(self, before: float) -> None:
         self.before = before
@@ -80,13 +80,13 @@ class Clock:
 def lr_factor(progress: float, config: OptimConfig) -> float:
     """Return the learning rate at `progress` (0 to 1 of the run) as a fraction of its peak.
 
-    The rate rises linearly during `warmup`, then falls to `min_lr`:
+    The learning rate rises linearly during `warmup`, then falls to `min_lr`:
 
     - "cosine": along half a cosine (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983)
     - "linear": linearly
     - "wsd" (warmup, stable, decay): linearly during the last `decay` of the run (Hu et al. 2024,
       https://arxiv.org/abs/2404.06395)
-    - "constant": at its peak
+    - "constant": not at all
     """
     if progress < config.warmup:
         return progress / config.warmup

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from minigpt.training.timing import StepTime
 
 DEFAULT = "stories"
-"""The preset of a run without a text: its heads can be described, and its sentences read."""
+"""The preset of a run without a text: its sentences can be read, and its heads described."""
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
 
-Parts of Tiny Shakespeare with 2,000 characters differ by 0.09 in loss (standard deviation), those with 5,000 by 0.07.
+Parts of Tiny Shakespeare with 2,000 characters differ by 0.09 nats in loss (standard deviation), with 5,000 by 0.07.
 """
 
 
@@ -47,7 +47,7 @@ class PreparedRun:
     stem: str
     """The start of a new run's name, before its number."""
     notices: tuple[str, ...]
-    """Choices that minigpt made and things that it skipped, one line each."""
+    """Choices of minigpt, skipped files and warnings, one line each."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
     start: Checkpoint | None = None
@@ -59,7 +59,7 @@ class PreparedRun:
     origins: Mapping[str, str] = field(default_factory=dict)
     """The name of the source of each setting of a new run."""
     step_time: "StepTime | None" = None
-    """What a step takes here, if that was measured to choose the settings."""
+    """How long a step takes here, if that was measured to choose the settings."""
     measured: Mapping[str, float] | None = None
     """What was measured to choose the settings. It is recorded in the run."""
 
@@ -71,7 +71,7 @@ def prepare_run(
     start: Checkpoint | None = None,
     processes: int = 1,
 ) -> PreparedRun:
-    """Prepare a new run on `text`, or on the text of a preset. Without either, use the preset `stories`.
+    """Prepare a new run on `text`, or on that of a preset. By default, use the preset `stories`.
 
     Without a shipped preset, fit the other settings to the text.
 
@@ -135,7 +135,7 @@ def _gather(
 
 
 def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -> PreparedRun:
-    """Return a new run with its given settings and `others`. If `is_fitted`, fit the rest to the text and the FLOP."""
+    """Return a new run with its given settings and `others`. If `is_fitted`, fit the rest to the text and `work`."""
     sources, data = (*prepared.sources, *others), prepared.data
     if prepared.is_fitted:
         settings = fit(data.size, data.tokenizer.vocab_size, work, *sources, longest=len(data.train) - 1)
@@ -146,7 +146,7 @@ def choose_settings(prepared: PreparedRun, work: float, *others: ConfigSource) -
 
 def _default_work(device: str) -> float:
     """Return the FLOP of a run whose duration the user leaves to minigpt."""
-    # The device is perhaps not here, which is checked later. A Mac's GPU is slower.
+    # The device may be missing, which is checked later. A Mac's GPU counts as a CPU.
     is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")
     return WORK["gpu" if is_gpu else "cpu"]
 

@@ -21,9 +21,9 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by an exception, so that the program undoes what it has begun: KeyboardInterrupt or SystemExit.
+    """Raise KeyboardInterrupt or SystemExit for a signal, so that the program undoes what it has begun.
 
-    Inside an import, wait for its end: libraries catch the exception there, or crash.
+    Inside an import, wait for its end: libraries may catch the exception there, or crash.
     """
     while frame and "importlib._bootstrap" not in frame.f_code.co_filename:
         frame = frame.f_back
@@ -63,13 +63,13 @@ def unhandled() -> Iterator[None]:
 class Interrupts:
     """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later signal ends the process.
 
-    Signals come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
+    Signals may come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
     and the system send SIGHUP. So a signal within a second of the first has no effect, and neither does a later
     SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first signal.
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
     output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because
-    torchrun sends SIGTERM when another process has failed. Unless `is_silent`, a line says what Ctrl-C does.
+    torchrun sends SIGTERM when another process has failed. Unless `is_silent`, a line says what a second Ctrl-C does.
     """
 
     def __init__(self, is_silent: bool = False) -> None:
@@ -110,7 +110,7 @@ class Interrupts:
 
 
 class Stderr:
-    """`sys.stderr` as a file that never fails: the reader of a pipe may be gone, or a disk full."""
+    """`sys.stderr` as a file whose writes do not fail: the reader of a pipe may be gone, or a disk full."""
 
     def __getattr__(self, name: str) -> Any:  # tqdm asks for the encoding and the width
         return getattr(sys.stderr, name)
@@ -135,7 +135,7 @@ STDERR = Stderr()
 
 
 def word_wrapped(text: str) -> str:
-    """Return a line with breaks between words, if stderr is a terminal that would break words. Commands stay whole."""
+    """Return a line with breaks between words, if stderr is a terminal. Lines with commands stay whole."""
     if not sys.stderr.isatty() or "minigpt " in text:
         return text
     return textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)

@@ -24,19 +24,19 @@ class StepTime:
 
     step: float
     evaluated_token: float
-    """Evaluating a token takes about a third of the time of training on it."""
+    """About a third of the time of training on a token."""
     is_measured: bool
 
 
 def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:
-    """Measure the time of a step for about `seconds`, or estimate it if that takes too long or does not fit."""
+    """Measure a step's time within about `seconds`. Estimate it if they are too few or the model does not fit."""
     context, is_cpu = config.model.context, runtime.device == "cpu"
     estimate = 3 * training_flops(config.model, vocab_size) * context / measure_matmul(runtime)
     affordable = seconds / 4 / estimate  # sequences, to measure several steps
     sequences = max(1, min(config.train.sequences_at_once, int(affordable)))
     measured = measure_step(config, vocab_size, runtime, seconds, sequences) if affordable >= 1 / 20 else None
     sequence, update = measured or (estimate, 0.0)
-    # One process was measured alone. Together, they wait if their threads are more than the cores.
+    # One process was measured alone. Together, processes wait if they have more threads than there are cores.
     waiting = max(1.0, processes * runtime.threads / max(runtime.threads, available_cores())) if is_cpu else 1.0
     step = config.train.batch_size // processes * sequence + update
     return StepTime(waiting * step, waiting * sequence / (3 * context * processes), measured is not None)

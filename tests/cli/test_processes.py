@@ -205,7 +205,7 @@ def the_only_line(ranks: Any) -> str:
         (
             ["-s", "train.shards=3", "-s", "train.batch_size=12"],
             3,
-            "cannot give the same bits as one; use one process, or set runtime.exact=false",
+            "bitwise identical to those of one process; use one process, or set runtime.exact=false",
         ),
         (["-s", "train.shards=6"], 2, "a multiple of train.shards (6), by default the number of processes"),
         (["-s", "model.n_layer=none"], 2, 'model.n_layer is "none"'),

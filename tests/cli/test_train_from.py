@@ -146,7 +146,7 @@ def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli)
     assert not Path("runs/strange-1").exists()
     done = cli("train", "strange.txt", "--from", "modern", "--unknown", "skip", "-s", "train.steps=2", *NEW)
     assert done.code == 0, done.err
-    assert f"skipped 70 of {len(text):,} characters: not in the vocabulary are 'ä', 'ï', " in done.err
+    assert f"skipped 70 of {len(text):,} characters, which are not in the vocabulary: 'ä', 'ï', " in done.err
     loaded = load_checkpoint("strange-1")
     data = reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
     kept = loaded.tokenizer.encode(text, "skip")
