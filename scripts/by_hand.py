@@ -41,18 +41,16 @@ def compute(x: Matrix = X, divisor: float = math.sqrt(5)) -> Steps:
 
 PAGE = """# One head by hand
 
-Compute the attention of four words with pencil, paper and a calculator. All numbers are on this
-page, so you can check each step. The formula is
+Compute the attention of four words with pencil, paper and a calculator. The formula is
 
     attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-The tokens here are words. minigpt's are characters, but the arithmetic is the same.
-A test compares these numbers with the model's own attention layer.
+The tokens here are words. minigpt's are characters or bytes, but the arithmetic is the same.
 
 ## 1. The words as vectors
 
-Each word has five components, so d = 5. A model learns its components, and they have no names.
-Here each one answers a question: is this word an article, an adjective, a noun, a color, an animal?
+Each word has five components. A model learns the components, and they have no names. Here each
+component answers a question: is this word an article, an adjective, a noun, a color, an animal?
 
 {x}
 
@@ -66,7 +64,7 @@ animal looks for colors.
 
 {w_q}
 
-W_K says what a word offers. An adjective offers itself twice as strongly.
+W_K says what a word offers. An adjective counts twice.
 
 {w_k}
 
@@ -98,13 +96,13 @@ The score of a query and a key is their dot product. For "fox" and "brown":
 
     q(fox) · k(brown) = {products} = {score}
 
-A word may look only at itself and at earlier words. The mask hides the rest, shown as a dash.
+A word may look only at itself and at earlier words. The mask hides the rest, shown as dashes.
 
 {scores}
 
 ## 5. Scale
 
-There is one head, so its size d_k is 5. Divide each score by √5 = {root}:
+Queries and keys have d_k = 5 components. Divide each score by √5 = {root}:
 
 {scaled}
 
@@ -115,7 +113,7 @@ Take e to the power of each scaled score. For "fox" and "brown", e^{brown_scaled
 
 {exponentials}
 
-Divide each value by the sum of its row. For "fox" and "brown", {brown_exponential} / {fox_sum} =
+Divide each number by the sum of its row. For "fox" and "brown", {brown_exponential} / {fox_sum} =
 {brown_weight}. Now each row sums to 1.
 
 {weights}
@@ -130,8 +128,8 @@ The output is the sum of the values, each multiplied by its weight. The adjectiv
 
 {outputs}
 
-The vector of "fox" was {x_fox}. Its output holds what the words before it passed on: an
-adjective and a color.
+The vector of "fox" was {x_fox}. The largest components of its output come from the words
+before it: the color and the adjective.
 
 Your numbers may differ by 1 in the last digit, because the page rounds only what it prints.
 
@@ -147,14 +145,14 @@ Predict first. Then compute, or change the code.
 
 1. Which weights change if "brown" loses its color, the fourth component of x?
 2. Which rows of the outputs change if there is no mask?
-3. Replace √5 by 1. Does "fox" attend to fewer or more words?
+3. Replace √5 by 1. Does "fox" give more or less weight to "brown"?
 
 <details markdown><summary>Solutions</summary>
 
 1. Only those of "fox": no other word looks for colors, and "brown" sees no animal. They become
    {without_color}: "quick" and "brown" now have the same vector.
-2. All but that of "fox". It is the last word and sees the others anyway.
-3. To fewer: "brown" gets {unscaled} instead of {brown_weight}. Large scores make the softmax sharper.
+2. All but that of "fox", which is the last word and sees all words anyway.
+3. More: {unscaled} instead of {brown_weight}. Larger scores make the softmax sharper.
 
 </details>
 """
@@ -174,7 +172,7 @@ print((weights @ v).round(3))"""
 
 
 def number(value: float) -> str:
-    """Format an integer as it is, other numbers with three decimals."""
+    """Format an integer as it is, NaN as a dash, and other numbers with three decimals."""
     if math.isnan(value):
         return "–"
     return f"{value:.0f}" if value == int(value) else f"{value:.3f}"

@@ -1,6 +1,6 @@
 // The figures of the course. Each <figure class="course" data-figure="NAME"> gets one control and one drawing.
-// figures-data.js has the numbers, which scripts/record_course measured.
-// Without this script, a page shows the pictures that `scripts/make_figures` takes of both kinds of figures.
+// scripts/record_course writes the measured numbers to figures-data.js.
+// Without this script, a page shows the pictures that `scripts/make_figures` takes of the figures and live panels.
 (() => {
   const NS = "http://www.w3.org/2000/svg";
 
@@ -42,7 +42,7 @@
     return h("label", {}, `${label} `, input, output);
   }
 
-  /** A drawing by width: its letters keep their size on a phone. */
+  /** A drawing that fits its width: its letters keep their size on a phone. */
   function fitted(draw) {
     const box = h("div");
     let width = 0;
@@ -63,7 +63,7 @@
     return table;
   }
 
-  /** A table of numbers, shaded by their share of the largest. A missing number is hidden by the mask. */
+  /** A table of numbers, shaded by their share of the largest. The mask hides a null. */
   function grid(rows, columns, values, text) {
     const largest = Math.max(...values.flat().filter((value) => value !== null), 1e-9);
     const table = h("table", { class: "grid" }, h("tr", {}, h("th"), ...columns.map((name) => h("th", {}, name))));
@@ -232,7 +232,7 @@
       figure.control(slider("after", names, draw, 5));
       draw(5);
     },
-    // Chapter 11: the films of several readers.
+    // Chapter 11: films with several seeds.
     films({ rows }, figure) {
       const count = (labels, of) => labels.map((label) => [label, rows.filter((row) => of(row) === label).length]);
       const bin = ({ half }) => (half === null ? "never" : Math.ceil(half / 50));
@@ -296,7 +296,7 @@
 
   const STORED = "minigpt-predictions";
   let answers = {};
-  /** Return the answers in all chapters, after changing them. Without storage they last as long as the page. */
+  /** Return the answers in all chapters, or store `changed`. Without storage, they last as long as the page. */
   function stored(changed = null) {
     try {
       if (changed) localStorage.setItem(STORED, JSON.stringify(changed));

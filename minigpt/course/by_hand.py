@@ -1,6 +1,6 @@
 """Four words and three matrices: one head that is small enough for pencil and paper.
 
-docs/course/by-hand.md prints every number of this example. scripts/by_hand.py computes them.
+docs/course/by-hand.md prints this example, which scripts/by_hand.py computes.
 """
 
 Matrix = list[list[float]]

@@ -1,4 +1,4 @@
-"""What `course check` compares: the functions of the reader's `mygpt.py` with minigpt's own computation.
+"""What `course check` compares: the reader's code in `mygpt.py` with minigpt's own computation.
 
 Letters in shapes: B batch, T time, C width, H heads, D head size, V vocabulary.
 """
@@ -54,7 +54,7 @@ def guess(my: Any) -> Iterator[Case]:
     yield Case("evaluate(model, ids, context=5)", call, losses.mean(), mistakes)
     prompt, shares = "I am Ada", logits[ids[TEXT.index("Ada") + 2]].softmax(-1)
     mistakes = {
-        "it is that of the first position": logits[ids[TEXT.index("I")]].softmax(-1)[alphabet.index("m")],
+        "it is the probability at the first position": logits[ids[TEXT.index("I")]].softmax(-1)[alphabet.index("m")],
         "it is the logit, without a softmax": logits[ids[TEXT.index("Ada") + 2]][alphabet.index("m")],
     }
     call = partial(my.chance, lambda ids: logits[ids], prompt, "m", alphabet)
@@ -129,7 +129,7 @@ def head(my: Any) -> Iterator[Case]:
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:
-    """Return what a head's layer, or matrix, makes of x (..., C)."""
+    """Return the output of a head's layer for x (..., C), or the product of x with a matrix."""
     if isinstance(layer, Tensor):
         return x @ (layer if layer.size(0) == x.size(-1) else layer.T)
     output: Tensor = layer(x)
@@ -137,7 +137,7 @@ def _project(layer: Any, x: Tensor) -> Tensor:
 
 
 def _head_output(theirs: Any, x: Tensor, swap: bool = False) -> Tensor:
-    """Return what a head with `query`, `key` and `value` computes."""
+    """Return what a head with `query`, `key` and `value` computes. With `swap`, queries and keys are exchanged."""
     q, k, v = (_project(layer, x) for layer in (theirs.query, theirs.key, theirs.value))
     return (attention_weights(k, q) if swap else attention_weights(q, k)) @ v
 

@@ -25,8 +25,8 @@ class Number:
     def range(self) -> tuple[float, float]:
         """Return the range of the course, in which a reader's value should be.
 
-        One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
-        but not below zero, and of a share not above one.
+        One of three times, a sixth seed is outside the range of five. So each end moves outward by half of the
+        distance between the ends, but not below zero, and of a share not above one.
         """
         low, high = min(self.values), max(self.values)
         margin = (high - low) / 2
@@ -43,7 +43,7 @@ class Number:
         return low if low == high else f"{low} to {high}"
 
     def is_outside(self, value: float) -> bool:
-        """Return whether a reader's value is outside the range of the course, also when rounded as printed."""
+        """Return whether a value is outside the range of the course and, as printed, differs from its two ends."""
         low, high = self.range()
         return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
 
@@ -56,7 +56,7 @@ class Chapter:
     title: str
     numbers: Mapping[str, Number]
     measure: Callable[[int], dict[str, float]]
-    """Train what the chapter needs with this seed, and return its numbers by name."""
+    """Return the numbers of the chapter by name, for a seed."""
 
     @property
     def page(self) -> str:
@@ -68,7 +68,7 @@ MEASURES = (
     letters.guess, letters.average, letters.fox, letters.scale, letters.one_head, networks.positions, networks.heads,
     networks.block, networks.yours, networks.spectrum, film.learned, networks.replaced,
 )  # fmt: skip
-"""What trains and measures the numbers of each chapter, for a seed."""
+"""The field `measure` of each chapter."""
 CHAPTERS = tuple(
     Chapter(i, entry["title"], {name: Number(**number) for name, number in entry["numbers"].items()}, measure)
     for i, (entry, measure) in enumerate(zip(json.loads(RECORDED.read_text("utf-8")), MEASURES, strict=True), 1)

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from minigpt.errors import UserError, escape
 
 TIME_LIMIT = 120
-"""Seconds that a check may take, with the import of torch on a slow machine."""
+"""Seconds that a check may take, including the import of torch on a slow machine."""
 WORKER = "import sys; sys.path = [p for p in sys.path if p]; from minigpt.course.worker import main; main()"
-"""Unlike `python -m`, this imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11."""
+"""Unlike `python -m`, this imports no library from the current folder. PYTHONSAFEPATH would need Python 3.11."""
 
 
 class Answer(BaseModel):
@@ -34,7 +34,7 @@ def check(chapter: int, path: Path) -> Answer:
     The file is the reader's own: it runs with all of the reader's rights, without a sandbox.
 
     Raises:
-        UserError: The file is no Python code, does not end in time, or ends its process.
+        UserError: The file is not named NAME.py, does not end in time, or ends its process.
     """
     if path.suffix != ".py":
         raise UserError(f"{escape(path)} is not named as Python code: rename it to {escape(path.stem)}.py")
@@ -55,9 +55,9 @@ def check(chapter: int, path: Path) -> Answer:
                     'put what trains or writes under: if __name__ == "__main__":'
                 ) from None
             finally:
-                with suppress(OSError):  # all of them have ended
+                with suppress(OSError):  # all processes have ended
                     os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-        with suppress(OSError, ValueError):  # it is missing or incomplete
+        with suppress(OSError, ValueError):  # the answer is missing or incomplete
             return Answer.model_validate_json(answer.read_bytes())
     end = f"with code {process.returncode}"
     if process.returncode < 0:

@@ -25,10 +25,10 @@ class Case:
     """A call of the reader's code, and what it should return."""
 
     name: str
-    """What the reader would type."""
+    """What the case checks, often as the reader would type it."""
     call: Callable[[], Any]
     expected: Any = None
-    """What it should return, or None if the call itself raises Mistake."""
+    """What `call` should return, or None if `call` itself raises Mistake."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """What known mistakes return, by their description."""
 
@@ -41,7 +41,7 @@ class Case:
 
 
 def difference(actual: Any, expected: Any) -> str:
-    """Return how `actual` differs from `expected`: "is ..., expected ...", or "" if they agree."""
+    """Return how `actual` differs from `expected`, such as "is ..., expected ...", or "" if they agree."""
     if not isinstance(expected, Tensor):
         is_equal = isinstance(actual, type(expected)) and actual == expected
         return "" if is_equal else f"is {_short(actual)}, expected {_short(expected)}"
@@ -76,7 +76,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def load(reader: nn.Module, model: nn.Module) -> nn.Module:
-    """Copy the parameters of minigpt's module into the reader's. Raises Mistake if names or shapes differ."""
+    """Return the reader's module with the parameters of minigpt's. Raises Mistake if names or shapes differ."""
     theirs, ours = (dict(module.named_parameters()) for module in (reader, model))
     for name in (*ours, *theirs):
         if name not in theirs:

@@ -1,7 +1,7 @@
 """The film that the reader keeps in chapter 10. Chapter 11 measures it, and turns it into a run.
 
 film.pt is a dictionary with `letters` (the vocabulary), `prompt`, `shape` (the arguments of the reader's `GPT`), and
-`moments`: for each step, the `weights` of the reader's model, and its `logits` for the prompt, (T, V).
+`moments`: for each kept step, the `weights` of the reader's model, and its `logits` for the prompt, (T, V).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,19 +35,19 @@ from minigpt.text.tokenizer import Ids
 
 FILM, RUN = Path("film.pt"), "course-11"
 SHAPE = {"context": "context", "n_layer": "n_layer", "n_head": "n_head", "C": "n_embd"}
-"""Our setting for each argument of the reader's `GPT`."""
+"""Our setting for each argument of the reader's `GPT` in `shape`."""
 AGAIN = "train it again: python try10.py"
 TOLERANCE = 1e-3
-"""The largest difference between the reader's logits and minigpt's."""
+"""The largest allowed difference between the reader's logits and minigpt's."""
 WINDOWS, LINKED_WINDOWS = 8, 32
-"""How many windows chapter 11 evaluates without each head, and in how many it looks for links."""
+"""How many windows chapter 11 evaluates without each head, and in how many with links it measures copying."""
 
 
 def read_film(path: Path = FILM) -> list[Checkpoint]:
     """Return the moments of a film as checkpoints, in order.
 
     Raises:
-        UserError: It is missing, damaged or of another model, or its logits are not those of minigpt's model.
+        UserError: The film is missing, damaged or of another model, or its logits are not those of minigpt's model.
     """
     if not path.is_file():
         raise UserError(f"no {path} here; chapter 10 trains your GPT and writes it: python try10.py")
@@ -55,7 +55,7 @@ def read_film(path: Path = FILM) -> list[Checkpoint]:
 
 
 def _checkpoints(film: Any, path: Path) -> Iterator[Checkpoint]:
-    """Yield the moments of the content of film.pt."""
+    """Yield the moments in the content of film.pt as checkpoints."""
     if not isinstance(film, dict) or not {"letters", "prompt", "shape", "moments"} <= {*film} or not film["moments"]:
         raise UserError(f"{path} is not a film of chapter 10; {AGAIN}")
     moments = dict(sorted(film["moments"].items()))
@@ -101,7 +101,7 @@ def _logits(model: GPT, ids: Ids) -> Tensor:
 
 
 def make_run(moments: Sequence[Checkpoint]) -> None:
-    """Write the run of a film, unless it is there. Raises RunExistsError if there is a run of another film."""
+    """Write the run of a film, unless the run has the film's last weights. Raises RunExistsError if it has others."""
     *earlier, last = moments
     with suppress(UserError):
         there = load_checkpoint(RUN, "last").weights
@@ -113,7 +113,7 @@ def make_run(moments: Sequence[Checkpoint]) -> None:
 
 
 def learned(seed: int) -> dict[str, float]:
-    """Measure chapter 11: the reader's film, its heads, and the head that copies. Its seed is that of the film."""
+    """Measure chapter 11: the reader's film, its heads, and the head that copies. `seed` has no effect."""
     moments = read_film()
     first, last = moments[0], moments[-1]
     make_run(moments)

@@ -28,7 +28,7 @@ from minigpt.paths import RUNS, is_run
 from minigpt.storage.checkpoint import load_checkpoint
 
 CLASSIC: dict[str, Any] = {"n_embd": 8, "context": 16, "position": "rotary", "bias": True}
-"""The shape of a small `classic` model, for `small_config`."""
+"""The settings of a small `classic` model, for `small_config`."""
 ARCHITECTURE = ("family", "norm", "activation", "qk_norm", "bias", "position")
 """The settings of a model that do not follow from its shape."""
 YOUR_RUN = "course-9"
@@ -57,7 +57,7 @@ def heads(my: Any) -> Iterator[Case]:
 
 
 def classic(seed: int = 2) -> GPT:
-    """Return a small `classic` model with large random weights, so that each part matters."""
+    """Return a small model of the family `classic` with large random weights, so that each part matters."""
     torch.manual_seed(seed)
     model = GPT(small_config(**CLASSIC), 9).eval()
     for parameter in model.parameters():
@@ -125,7 +125,7 @@ def yours(my: Any) -> Iterator[Case]:
 
 
 def _your_run(my: Any) -> Case:
-    """Return the check of the trained model. Raises Skipped if its run is damaged, or of another model."""
+    """Return the check of the trained model. Raises Skipped if its run is damaged or does not fit."""
     name = f"{RUNS.name}/{YOUR_RUN}"
     try:
         checkpoint = load_checkpoint(YOUR_RUN, "last")
@@ -154,7 +154,7 @@ WRONG_ADAMW: dict[str, dict[str, Any]] = {
     "the weight decay is added to the gradient": {"kind": torch.optim.Adam},
     "beta2 is 0.999, not 0.99": {"beta2": 0.999},
 }
-"""What is different in `_torch_adamw` with a mistake of the reader."""
+"""The arguments of `_torch_adamw` for each mistake of a reader."""
 
 
 def _torch_adamw(parameters: Any, kind: Any = torch.optim.AdamW, beta2: float = 0.99, decays: Any = (0.1, 0.0)) -> Any:
@@ -188,14 +188,14 @@ def _optimizer(my: Any) -> Iterator[Case]:
 
 
 def _clipped(clip: Callable[[list[Tensor]], object], gradient: Tensor) -> Tensor:
-    """Return a gradient, given to `clip` in two parts."""
+    """Return a gradient after `clip` has received it in two parts."""
     parts = [part.clone() for part in gradient.split((6, 4))]
     clip(parts)
     return torch.cat(parts)
 
 
 def _moments(my: Any) -> list[int]:
-    """Return at which steps `train_gpt` calls `at`. Raise Mistake if it does not use `clip` and `rate_at`."""
+    """Return at which steps `train_gpt` calls `at`. Raise Mistake if it does not call both `clip` and `rate_at`."""
     found, spies = list[int](), dict[str, mock.Mock]()
     with ExitStack() as stack:
         for name in ("clip", "rate_at"):
@@ -212,7 +212,7 @@ def _moments(my: Any) -> list[int]:
 
 
 def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
-    """Check `generate` past the context: with a model that is certain of each letter, then with one that knows none."""
+    """Check `generate`: past the context with a model that is certain of each letter, then with one of equal logits."""
     certain, ignorant = classic(seed=28), classic()  # with this seed, each mistake changes the letters
     prompt = torch.arange(12) % 9
     with torch.no_grad():

@@ -26,7 +26,7 @@ from minigpt.text.stories import stories
 from minigpt.text.tokenizer import CharTokenizer
 
 VALIDATION = 20_000
-"""Characters at its end on which losses are measured."""
+"""Characters at the end of the text on which losses are measured."""
 CONTEXT, BATCH, WIDTH = 64, 16, 64
 EARLY, STEPS = 100, 1000
 SIZES = (4, 16, 64, 256)
@@ -47,7 +47,7 @@ def text() -> tuple[CharTokenizer, Tensor, Tensor]:
 def table(ids: Tensor, length: int, V: int) -> Tensor:
     """Return the probability of each letter after each sequence of `length` letters, (V ** length, V).
 
-    Each count is one too high, so that nothing is impossible (Laplace's rule of succession).
+    Each count is raised by one, so that nothing is impossible (Laplace's rule of succession).
     """
     counts = 1 + torch.bincount(numbered(ids, length + 1, V), minlength=V ** (length + 1)).view(-1, V)
     return counts / counts.sum(1, keepdim=True)
@@ -93,7 +93,7 @@ def guess(seed: int) -> dict[str, float]:
 
 
 def average(seed: int) -> dict[str, float]:
-    """Measure chapter 2: an average of all earlier letters, alone and beside the last letter."""
+    """Measure chapter 2: an average of the letters so far, alone and with the last letter."""
     numbers = {"pairs": loss_of_pairs()}
     for name, with_last in (("average", False), ("both", True)):
         torch.manual_seed(seed)
@@ -128,7 +128,7 @@ def scale(seed: int) -> dict[str, float]:
 
 
 class Average(nn.Module):
-    """Predict the next letter from the mean of the embeddings so far, and from the last letter with `with_last`."""
+    """Predict the next letter from the mean of the embeddings so far and, if `with_last`, from the last letter."""
 
     def __init__(self, V: int, with_last: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Average(nn.Module):
 
 
 class OneHead(nn.Module):
-    """Predict the next letter from its own embedding plus what one head finds. Without RoPE, it has no positions."""
+    """Predict the next letter from the current letter's embedding plus the output of one head."""
 
     def __init__(self, V: int, has_rope: bool = False) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Small(nn.Module):
 
 
 def small(name: str, seed: int) -> dict[str, float]:
-    """Train what the reader trains in chapter 6 ("rope"), 7 ("heads") or 8 ("blocks"): its loss, and its P("A")."""
+    """Train the reader's model of chapter 6 ("rope"), 7 ("heads") or 8 ("blocks"). Return its loss and its P("A")."""
     V, config = text()[0].vocab_size, small_config(n_embd=WIDTH, position="rotary", bias=True)
     makers: dict[str, Callable[[], nn.Module]] = {
         "rope": lambda: OneHead(V, has_rope=True),
@@ -228,7 +228,7 @@ def small(name: str, seed: int) -> dict[str, float]:
 
 
 def one_head(seed: int) -> dict[str, float]:
-    """Measure chapter 5: a head while it learns."""
+    """Measure chapter 5: a head while it learns, and one whose W_V stays random."""
     tokenizer, _, _ = text()
     torch.manual_seed(seed)
     model = OneHead(tokenizer.vocab_size)

@@ -1,6 +1,6 @@
 """What `course check` compares in chapter 10: Newton-Schulz, and three steps of Muon.
 
-The numbers are in float64, so that rounding hides no mistake: five rounds multiply a rounding error by up to 485.
+Results are in float64, so that rounding hides no mistake: five rounds multiply a rounding error by up to 485.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ STEPS, RATE, MOMENTUM, DECAY = 3, 0.1, 0.95, 0.1
 
 
 def rounds(g: Tensor, count: int = 5, divide: bool = True) -> Tensor:
-    """Return a matrix after some rounds of the polynomial. Without `divide`, its norm stays as it is."""
+    """Return `g` after `count` rounds of the polynomial, or after five without first dividing `g` by its norm."""
     wide = g if g.size(0) <= g.size(1) else g.T
     x = orthogonalize(wide[None], NS_COEFFICIENTS[:1] * count)[0]
     if not divide:
@@ -53,7 +53,7 @@ def muon(my: Any) -> Iterator[Case]:
 
 
 class _Largest(TorchFunctionMode):
-    """Record the size of the largest tensor that anything returns."""
+    """Record the size of the largest tensor that a torch function returns."""
 
     size = 0
 
@@ -65,7 +65,7 @@ class _Largest(TorchFunctionMode):
 
 
 def _check_size(function: Callable[[Tensor], Any]) -> None:
-    """Raise Mistake if a tall matrix is not transposed first. Without that, the same result takes much longer."""
+    """Raise Mistake if a tall matrix is not transposed first. Otherwise the same result takes much longer."""
     with _Largest() as largest:
         function(randn(64, 4))
     if largest.size > 64 * 4:
@@ -118,7 +118,7 @@ class _Muon:
         self.rest.step()
 
     def mean(self, name: str, value: Tensor) -> Tensor:
-        """Add `value` to the running mean with this name. Return the mean, with Nesterov one step ahead."""
+        """Add `value` to the running mean with this name. Return the mean, moved toward `value` again if `nesterov`."""
         mean = self.means.setdefault(name, torch.zeros_like(value)).lerp_(value, 1 - MOMENTUM)
         return value.lerp(mean, MOMENTUM) if self.nesterov else mean
 

@@ -1,4 +1,4 @@
-"""What chapters 6 to 10 and 12 measure: models that minigpt trains, in runs whose names start with `course-`."""
+"""What chapters 6 to 10 and 12 measure, mostly on runs of minigpt whose names start with `course-`."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,9 +35,9 @@ BASE: dict[str, Any] = {
 HEADS = (1, 2, 4, 8)
 """The numbers of heads of chapter 7."""
 LAYERS = 4
-"""The layers of chapters 6 and 8."""
+"""The number of layers in chapter 8, and of the larger models in chapter 6."""
 FAR = 32
-"""The distance of chapter 12, in letters."""
+"""The distance at which chapter 12 compares gradients, in letters."""
 EARLY = 200
 """The step at which chapter 12 compares its models for the first time."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
@@ -49,7 +49,7 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
     Raises:
         UserError: There is a run of this name with other settings.
         KeyboardInterrupt: Ctrl-C stopped the training. What was trained is saved.
-        SystemExit: Another signal did.
+        SystemExit: Another signal stopped it.
     """
     name = f"course-{name}" + f"-seed-{seed}" * (seed != 1)
     settings: dict[str, Any] = {**BASE, "train.seed": seed, **changes}
@@ -95,7 +95,7 @@ def heads(seed: int) -> dict[str, float]:
 
 
 def block(seed: int) -> dict[str, float]:
-    """Measure chapter 8: what each part of a `classic` model adds."""
+    """Measure chapter 8: the loss of a `classic` model after each layer, and without each part."""
     changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
     checkpoint = trained("8", seed, changes)
     model, spread = load_transformer(checkpoint), windows(checkpoint)
@@ -118,7 +118,7 @@ def _loss_on(model: GPT, windows: Tensor) -> float:
 
 
 def windows(checkpoint: Checkpoint) -> Tensor:
-    """Return 64 windows (B, T + 1) spread over the validation split."""
+    """Return up to 64 windows (B, T + 1) spread over the validation split."""
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
     return spread_windows(tokens, checkpoint.config.model.context, 64)
 
@@ -138,13 +138,13 @@ YOURS: dict[str, Any] = {
 
 
 def yours(seed: int) -> dict[str, float]:
-    """Measure chapter 9: what the reader's GPT reaches with AdamW."""
+    """Measure chapter 9: the reader's GPT with AdamW."""
     gpt = trained("9", seed, YOURS)
     return {"gpt": loss(gpt), "A gpt": letters.chance_of_name(load_transformer(gpt))}
 
 
 def spectrum(seed: int) -> dict[str, float]:
-    """Measure chapter 10: how many directions a gradient has, before and after Muon's rounds."""
+    """Measure chapter 10: how many directions have 90% of a gradient, before and after Muon's rounds."""
     tokenizer, ids, _ = letters.text()
     config = small_config(n_layer=3, n_embd=128, context=128, position="rotary", bias=True)
     torch.manual_seed(seed)
@@ -157,7 +157,7 @@ def spectrum(seed: int) -> dict[str, float]:
 
 
 def directions(matrix: Tensor) -> float:
-    """Return how many singular values have 90% of the sum of all squares."""
+    """Return how many singular values, from the largest, have 90% of the sum of all squares."""
     squares = torch.linalg.svdvals(matrix).square()
     return 1 + int((squares.cumsum(0) < 0.9 * squares.sum()).sum())
 

@@ -18,7 +18,7 @@ V, STEPS, CONTEXT, BATCH = 40, 30, 4, 4
 
 
 class Recorder(nn.Module):
-    """A table of logits for each pair of letters. It records every backward pass, and maps (B, T) to (B, T, V)."""
+    """A table with a logit for each pair of letters. It records every backward pass, and maps (B, T) to (B, T, V)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def _check_step(ids: Tensor, logits: Tensor, gradient: Tensor) -> float:
 
 
 def check_rate(train: Callable[..., Any]) -> None:
-    """Train a recorder with learning rate 0. Raises Mistake if it changes."""
+    """Train a recorder with learning rate 0. Raises Mistake if its table changes."""
     recorder = Recorder()
     train(recorder, torch.arange(V), steps=1, context=CONTEXT, batch=BATCH, rate=0.0)
     if recorder.table.any():

@@ -18,11 +18,11 @@ from minigpt.errors import escape
 from minigpt.world import free_memory
 
 LEAST_MEMORY = 2 << 30
-"""Bytes that a file may always use."""
+"""The lowest limit of memory for a file, in bytes."""
 
 
 def run_file(path: Path) -> ModuleType:
-    """Return the reader's file as a module, which can import others from its folder."""
+    """Return the reader's file as a module, which can import other files from its folder."""
     name = "mygpt" if path.stem in sys.modules else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -35,7 +35,7 @@ def run_file(path: Path) -> ModuleType:
 
 
 def check(chapter: int, path: Path) -> Answer:
-    """Compare chapter after chapter, up to `chapter`."""
+    """Compare chapter after chapter, up to `chapter` or to the first difference."""
     answer, at, module, itself = Answer(), path.name, ModuleType("not run yet"), False
     try:
         itself = imports_itself(path)  # before the file runs: it may delete itself
@@ -68,7 +68,7 @@ def check(chapter: int, path: Path) -> Answer:
 
 
 def imports_itself(path: Path) -> bool:
-    """Return whether a file imports the module that it is."""
+    """Return whether a file imports itself."""
     name = re.escape(os.fsencode(path.stem))
     return bool(re.search(rb"^\s*(?:from|import)\s+" + name + rb"\b", path.read_bytes(), re.MULTILINE))
 
@@ -92,12 +92,12 @@ def where(error: BaseException, path: Path) -> str:
 
 
 def set_limits() -> None:
-    """Limit the memory and the time of this process, except on Windows."""
+    """Limit the time of this process, except on Windows, and on Linux its memory."""
     try:
         import resource
     except ImportError:
         return
-    signal.alarm(TIME_LIMIT)  # check.py ends this process, unless it was killed itself
+    signal.alarm(TIME_LIMIT)  # if check.py, which ends this process, was killed itself
     free, unlimited = free_memory(), resource.RLIM_INFINITY
     if free and resource.getrlimit(resource.RLIMIT_DATA)[0] == unlimited:
         # The file gets a MemoryError, which names its line, before the system ends the process.
