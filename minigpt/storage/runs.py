@@ -137,9 +137,12 @@ def best_step(run: Path) -> int:
         CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
     steps = checkpoint_steps(run)
+    newest = step_folder(run, steps[-1])
     try:
-        best = read_metadata(step_folder(run, steps[-1])).state.best_checkpoint
+        best = read_metadata(newest).state.best_checkpoint
     except UserError as error:
+        if not os.path.lexists(newest):  # training has pruned it after saving a newer one
+            return best_step(run)
         problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
         raise CheckpointError(problem, run) from error
     if best not in steps:

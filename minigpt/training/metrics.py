@@ -208,5 +208,6 @@ def _size_before(path: Path, step: int) -> int:
                 if json.loads(line)["step"] >= step:
                     break
             end += len(line)
-            size = end if line.endswith(b"\n") else size
+            is_whole = line.endswith(b"\n") and b"\0" not in line  # a power loss may leave zeros
+            size = end if is_whole else size
     return size

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from minigpt.config import resolve as configuration
 from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingError, UserError
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model
-from minigpt.storage import checkpoint
+from minigpt.storage import checkpoint, runs
 from minigpt.storage.checkpoint import (
     Checkpoint,
     Snapshot,
@@ -444,12 +445,14 @@ def test_a_checkpoint_that_cannot_be_removed_is_removed_by_the_next_save(tmp_pat
 
 
 @pytest.mark.parametrize("pruned", [1, 3])
-@pytest.mark.parametrize("function", ["find_checkpoint", "read_metadata"])
+@pytest.mark.parametrize(
+    ("module", "function"), [(checkpoint, "find_checkpoint"), (checkpoint, "read_metadata"), (runs, "checkpoint_steps")]
+)
 def test_a_checkpoint_that_is_pruned_while_it_is_read_is_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, pruned: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str, pruned: int
 ) -> None:
     save(tmp_path, 1)
-    original, calls = getattr(checkpoint, function), 0
+    original, calls = getattr(module, function), 0
 
     def called(*arguments: Any) -> Any:
         nonlocal calls
@@ -458,5 +461,5 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_found_again(
             save(tmp_path, calls + 1)
         return found
 
-    monkeypatch.setattr(checkpoint, function, called)
+    monkeypatch.setattr(module, function, called)
     assert load_checkpoint(tmp_path).metadata.step == pruned + 1

@@ -169,10 +169,15 @@ KEPT = b'{"step": 1}\n{"step": 5}\n'
         ),
         (KEPT + b'{"step": 7}\n{"step": 5}\n', KEPT),
         (KEPT[:-3], b'{"step": 1}\n'),
+        (KEPT + b'\0\0{"step": 9}\n', KEPT),
+        (b"\0\n" + KEPT, b"\0\n" + KEPT),
         (b"\n" * 100_000 + KEPT, b"\n" * 100_000 + KEPT),
         (b"", b""),
     ],
-    ids=["unchanged", "later lines", "damaged lines", "a line after later lines", "cut", "line ends", "empty"],
+    ids=[
+        *("unchanged", "later lines", "damaged lines", "a line after later lines", "cut"),
+        *("zeros at the end", "zeros before", "line ends", "empty"),
+    ],
 )
 def test_a_resume_cuts_the_lines_of_later_steps_and_keeps_damaged_ones(
     tmp_path: Path, content: bytes, expected: bytes
