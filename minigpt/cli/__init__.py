@@ -1,1 +1,1 @@
-"""The command line: one file per command. Each command parses, imports what it needs, and calls one function."""
+"""The command line: a file for each command, and what they share. A command imports what it needs when it runs."""

@@ -15,7 +15,7 @@ def board(
     folder: RunsFolderOption = RUNS,
     port: Annotated[
         int | None,
-        Option(min=0, max=65535, help="Port to serve on (default: the first free one from 6006).", metavar="PORT"),
+        Option(min=0, max=65535, help="Port to serve on (default: the first free port from 6006).", metavar="PORT"),
     ] = None,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
@@ -32,7 +32,7 @@ def board(
     program._DATA_SERVER_ADVISORY_MESSAGE = ""  # no note about experimental loading
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--host={host}"]
-    options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one
+    options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free port
     notice("TensorBoard smooths curves; to read their values, set Smoothing to 0")
     server.configure(argv=["minigpt board", *options])
     raise typer.Exit(int(server.main() != 0))

@@ -20,7 +20,7 @@ def compare(
 ) -> None:
     """Compare runs: size, time, loss, throughput, and the settings that differ.
 
-    Runs that differ only in their seed share a row: the mean, and its standard error.
+    Runs that differ only in their seed share a row: the means, and the standard error of the losses.
 
     Examples:
       minigpt compare gpt-1 lstm-1
@@ -70,7 +70,7 @@ def _rows(comparison: "Comparison") -> list[Sequence[str]]:
 
 
 def _different_settings(comparison: "Comparison") -> list[Sequence[str]]:
-    """Return a row for each setting that differs between the groups, beside the seed."""
+    """Return a row for each setting that differs between the groups, except the seed."""
     from minigpt.config.resolve import show
 
     settings = [group.runs[0].settings for group in comparison.groups]

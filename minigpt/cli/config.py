@@ -42,7 +42,7 @@ def config_show(
     set_: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the value of every setting and where it comes from.
+    """Print every setting, its value, and where the value comes from.
 
     Examples:
       minigpt config show -c tiny --set train.steps=500

@@ -18,7 +18,7 @@ MAX_SEED = 2**32 - 1
 
 
 def _chapter(value: str) -> int:
-    """Return the number of a chapter. Raises BadParameter."""
+    """Return the number of a chapter. Raises BadParameter if there is none."""
     if value.isdecimal() and 1 <= int(value) <= LAST_CHAPTER:
         return int(value)
     raise BadParameter(f"{value} is not a chapter from 1 to {LAST_CHAPTER}, as in: minigpt course check 1 mygpt.py")
@@ -31,11 +31,11 @@ ChapterNumber = Annotated[
 
 @course_app.callback(invoke_without_command=True)
 def course(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Build a GPT letter by letter, chapter by chapter. Without a command, list the chapters.
+    """Build a GPT, chapter by chapter. Without a command, list the chapters.
 
     Examples:
       minigpt course                       the chapters
-      minigpt course text                  write the text that all chapters use
+      minigpt course text                  write the text of the course
       minigpt course run 1                 measure the numbers of a chapter
       minigpt course check 1 mygpt.py      compare your code with minigpt's
     """
@@ -51,7 +51,7 @@ def course(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @course_app.command()
 def text(
-    out: Annotated[Path, Argument(help="Where to write it.", metavar="FILE")] = Path("stories.txt"),
+    out: Annotated[Path, Argument(help="File to write.", metavar="FILE")] = Path("stories.txt"),
     force: ForceOption = False,
 ) -> None:
     """Write the text of the course, `builtin:stories`, to a file."""
@@ -71,9 +71,9 @@ def run(
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Train what a chapter needs, and print its numbers beside the numbers of the course.
+    """Train what a chapter needs, and print your numbers beside those of the course.
 
-    The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command resumes.
+    Larger models are runs, such as course-6-rotary: Ctrl-C saves them, and the same command resumes.
     """
     from minigpt.course.chapters import CHAPTERS
 
@@ -81,7 +81,7 @@ def run(
     try:
         values = chapter.measure(seed)
     except (KeyboardInterrupt, SystemExit):
-        notice(f"to go on: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
+        notice(f"to resume: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
         raise
     if as_json:
         course = {name: number.values for name, number in chapter.numbers.items()}

@@ -15,7 +15,7 @@ PARTS = ("program", "weights", "gradients", "optimizer", "exchange", "activation
 
 
 def dry_run(prepared: "PreparedRun", processes: int, program: int | None, as_json: bool) -> None:
-    """Measure a few steps, then print the memory, operations and time of a run in several processes.
+    """Print the memory, operations and time that a run in `processes` processes would take.
 
     `program` is the memory that this process had before it read the text, in bytes.
     """
@@ -43,7 +43,7 @@ def dry_run(prepared: "PreparedRun", processes: int, program: int | None, as_jso
 
 
 def _lines(plan: "Plan", processes: int, steps: int, total: float | None) -> Iterator[str]:
-    """Yield the work, the time, what that excludes, and what to type if the run does not fit."""
+    """Yield the work, the time, what the time excludes, and what to type if the run does not fit."""
     work = f"{plan.flops_per_step / 1e9:,.4g} GFLOP per step"
     if plan.seconds_per_step is None or total is None:
         yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from minigpt.training.evaluate import EvalResult
 
 MOST = 0.9
-"""The share of the gain from the context that the summary of --by-position locates."""
+"""--by-position prints within how many tokens this share of the fall of the loss happens."""
 FileOption = Annotated[
     list[str] | None,
     Option(help="A text to evaluate on instead of the validation split; repeatable.", metavar="SOURCE"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TextOption = Annotated[str | None, Option(help="Letters to inspect.", metavar="LETTERS")]
 FileOption = Annotated[str | None, Option(help="A text to inspect; '-': standard input.", metavar="SOURCE")]
 ValOption = Annotated[
-    int | None, Option(help="Inspect the validation split, starting at this token. Default: 0.", metavar="OFFSET")
+    int | None, Option(help="Inspect the validation split, starting at this token.", metavar="OFFSET")
 ]
 
 
@@ -33,7 +33,7 @@ def choose_excerpt(
 ) -> "Excerpt":
     """Return the excerpt that the options choose. By default, use the validation split, or else generated text.
 
-    If `whole_lines`, the default is short, and starts and ends between lines.
+    If `whole_lines`, the default is short, and starts and ends between lines if it can.
     """
     from minigpt.interpret import excerpt
     from minigpt.text.tokenizer import unix_newlines

@@ -27,7 +27,7 @@ class PlannedMemory(Memory):
     """None if the free memory is unknown."""
     largest_micro_batch: int | None = None
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, that make it fit."""
+    """Settings, as KEY=VALUE, that make the run fit."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Plan:
     seconds_per_step: float | None
     """None if the device is not available."""
     is_measured: bool
-    """False if a step takes too long or does not fit. Its time is then 3 times that of its matrix multiplications."""
+    """False if a step takes too long to measure or does not fit: its time is then estimated, if the device is here."""
 
 
 @lru_cache
 def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime) -> int:
-    """Return `sequence_bytes` of a run without allocating them. A GPU is taken to keep what a CPU keeps."""
+    """Return `sequence_bytes` of a run, computed on a CPU. Allocate them only for recurrent layers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def count(layers: int) -> int:
@@ -73,7 +73,7 @@ def make_plan(
     """Plan a run. Raises ConfigError if `processes` cannot divide the shards.
 
     If `time` is None and the run's device is on this machine, measure the time of a step. `program` is the memory of
-    this process before that.
+    this process before it computed anything, in bytes.
     """
     train, flops_per_token = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
@@ -82,7 +82,7 @@ def make_plan(
     runtime, is_here = plan_runtime(config.runtime, processes, per_step * (train.steps or 0))
     is_cpu = runtime.device == "cpu"
     free = free_memory_bytes(runtime.device) if is_here else None
-    if free and is_cpu:  # processes on GPUs have one each
+    if free and is_cpu:  # processes on GPUs have a GPU each
         free = (free + program) // processes  # this process will end before the run starts
     program = program + LIBRARIES if is_cpu else 0
     sequence = planned_sequence_bytes(config, vocab_size, runtime)

@@ -19,9 +19,9 @@ HEAD = ("head", "attends to", "strongest", "share", "if uniform", "distance")
 def print_heads(
     loaded: "Checkpoint", excerpt: "Excerpt", layer: int | None, head: int | None, is_chosen: bool, as_json: bool
 ) -> None:
-    """Print the heads of a layer, or of all, as a table or as JSON. Statistics are of the excerpt if the user chose it.
+    """Print the chosen heads, or all, as a table or JSON, with statistics of the excerpt if the user chose it.
 
-    The phrases come from the validation split, as on the page. The JSON of a single head includes its weights.
+    The phrases come from the validation split, as on the page. The JSON of one head includes its attention weights.
     """
     from minigpt.interpret.descriptions import describe_heads, score_model, untrained_warning
     from minigpt.interpret.excerpt import characters, validation_split
@@ -67,7 +67,7 @@ def print_heads(
 
 
 def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
-    """Return the chosen layer or head, or all of them. Raises UserError if there is none of this index."""
+    """Return the chosen layer or head, or all of them. Raises UserError if the index is too large or negative."""
     if index is not None and not 0 <= index < size:
         raise UserError(f"{option} {index}: expected 0 to {size - 1}")
     return range(size) if index is None else [index]

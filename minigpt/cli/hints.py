@@ -1,4 +1,4 @@
-"""Suggest what to type next. Only this module knows both the errors and the command line."""
+"""Describe the errors of commands, and what to type next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def error_line(error: Exception, command: str, options: Collection[str] = ()) ->
     match error:
         case TyperException():
             return _usage_line(error, command)
-        case errors.OtherProcessError():  # which prints the line
+        case errors.OtherProcessError():  # the other process prints the line
             return ""
         case errors.DivergedError() | errors.RunFinishedError() if rank():  # every process raises it
             return ""
@@ -117,7 +117,7 @@ def _option_problem(error: Any, context: Any) -> str:
 
 
 def _config_problem(error: errors.ConfigError, options: Collection[str]) -> str:
-    """Return the problem with settings. If the command has options for them, name the options."""
+    """Return the problem with settings. If the command has options for them and no --set, name the options."""
     wrong = {} if "--set" in options else {option_of(key): (key, problem) for key, problem in error.wrong.items()}
     problems = [f"{name}{problem.removeprefix(key)}" for name, (key, problem) in wrong.items() if name in options]
     return "; ".join(problems) or error.problem
@@ -157,7 +157,7 @@ def _text_hint(error: errors.TextError, command: str, options: Collection[str]) 
         case errors.TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
         case errors.TextMismatchError():
-            return "put its text back where it was"
+            return "put the text of the run back where it was"
     return ""
 
 
@@ -204,7 +204,7 @@ def _run_hint(error: UserError, command: str) -> str:
 
 
 def _model_hint(error: UserError, options: Collection[str]) -> str:
-    """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
+    """Return a hint about a model, an export, memory or a device, or "" for other errors."""
     match error:
         case errors.NoAttentionError(checkpoint=path):
             return f"to see how it uses its past: minigpt eval {shell_quote(path)} --by-position"
@@ -244,7 +244,7 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
 
 
 def run_named(name: str) -> Path | None:
-    """Return the folder of the run that `name` refers to, if there is one, with the "@STEP" of `name`."""
+    """Return `name`, a run or RUN@STEP, as a path. None if there is no such run."""
     from minigpt.storage.runs import split_step
 
     with suppress(OSError):
@@ -253,7 +253,7 @@ def run_named(name: str) -> Path | None:
 
 
 def is_text(name: str) -> bool:
-    """Return whether `name` refers to a file or a text of minigpt, rather than to a run."""
+    """Return whether `name` is a file, or names a built-in text or a download."""
     return name.startswith(("builtin:", "download:")) or os.path.isfile(os.path.expanduser(name))
 
 

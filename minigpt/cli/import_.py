@@ -21,7 +21,7 @@ def import_(
     """Turn a character-level checkpoint of nanoGPT, or the trained example `stories`, into a run.
 
     The vocabulary of a nanoGPT model comes from its text: minigpt never opens meta.pkl, which could run code. The
-    example was trained with the preset `stories`. Its heads copy invented words, and find the name that "She" means.
+    example was trained with the preset `stories`. Some heads copy invented words, or find the name that "She" means.
 
     Examples:
       minigpt import stories

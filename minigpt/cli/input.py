@@ -1,4 +1,4 @@
-"""Read what commands use: files, runs, and the text of a run."""
+"""Read the text of a file or a run."""
 
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def read_text(path: str, encoding: str) -> str:
-    """Return the text of a file, or of standard input if `path` is "-"."""
+    """Return the text of a source: a file, or "-" for standard input, as in every command."""
     from minigpt.text.sources import open_corpus
 
     return "".join(open_corpus([path], encoding).blocks())
 
 
 def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
-    """Return the text of a run. Raises UserError if it is missing or has changed."""
+    """Return the dataset of a run. Raises UserError if its text is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
     metadata = checkpoint.metadata

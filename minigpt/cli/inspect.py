@@ -30,7 +30,7 @@ StepsOption = Annotated[
 LayerOption = Annotated[
     int | None, Option(help="Open the page at a head of this layer, or print only its heads.", metavar="N")
 ]
-HeadOption = Annotated[int | None, Option(help="Open the page at this head, or print only it.", metavar="N")]
+HeadOption = Annotated[int | None, Option(help="Open the page at this head, or print only this head.", metavar="N")]
 OutOption = Annotated[Path | None, Option("--out", "-o", help="File to write. Default: inspect.html.", metavar="FILE")]
 OpenOption = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 TableOption = Annotated[bool, Option("--table", help="Print a table of the heads instead of writing a page.")]
@@ -56,14 +56,14 @@ def inspect(
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
-    The page is one file and works offline. It contains the weights of the model at several steps, rounded to 8 bits.
+    The page is one file and works offline. It contains the model at up to 12 steps, with weights rounded to 8 bits.
     Layers and heads count from 0.
 
     Examples:
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --out page.html
       minigpt inspect mine --with mine@400       two models on the same text
-      minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
+      minigpt inspect mine --steps 0,100,1000    a film of these steps and the best
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
       minigpt inspect mine --table               what each head attends to, in the terminal
     """
@@ -95,7 +95,7 @@ def _write_page(
     out: Path,
     open_: bool,
 ) -> None:
-    """Write the page to `out`, and say so. Open it with `open_`."""
+    """Write the page to `out`, and say so. Open it if `open_`."""
     from minigpt.interpret.excerpt import validation_split
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.film import Film

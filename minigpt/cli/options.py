@@ -46,7 +46,7 @@ class _Group(TyperGroup):
 
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-"""The context of every command."""
+"""The names of the option --help."""
 GROUP: dict[str, Any] = {
     "cls": _Group,
     "no_args_is_help": True,
@@ -57,9 +57,9 @@ GROUP: dict[str, Any] = {
 
 
 class Command(TyperCommand):
-    """A command that takes settings as options, also by nanoGPT's names: --max_iters=9 is --set train.steps=9."""
+    """A command that takes settings as options, also by other programs' names: --max_iters=9 is --set train.steps=9."""
 
-    allow_extra_args = True  # else their error would have no data
+    allow_extra_args = True  # else the error for extra arguments would have no data
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         extra = super().parse_args(ctx, list(self._translated(args, ctx.help_option_names)))
@@ -101,7 +101,7 @@ def setting_named(option: str) -> str:
 
     key = option.lstrip("-").replace("-", "_")
     named = [field for field in fields() if key in (field, field.partition(".")[2])]
-    alias = ALIASES.get(key, "")  # some say more: their value means something else
+    alias = ALIASES.get(key, "")  # some aliases say more: their value means something else
     return named[0] if len(named) == 1 else alias if alias in fields() else ""
 
 
@@ -177,11 +177,11 @@ UnknownOption = Annotated[
 EncodingOption = Annotated[str, Option(help="Encoding of the text files.", metavar="NAME")]
 DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.", metavar="NAME")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
-ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
+ForceOption = Annotated[bool, Option("--force", help="Replace an existing file.")]
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
-    """Raise UserError if `minutes` is not a duration, or not the only one."""
+    """Raise UserError if `minutes` is not a duration, or if a setting also gives the duration."""
     if minutes is None:
         return
     if not 0 < minutes <= 1_000_000:
@@ -191,7 +191,7 @@ def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
 
 
 def add_settings(assignments: list[str], options: Mapping[str, str | None]) -> list[str]:
-    """Add the values of options to the values of --set. Raises UserError if both give one: it would silently win."""
+    """Add the values of options to those of --set. Raises UserError if both set a key: one would silently win."""
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if any(assignment.startswith(f"{key}=") for assignment in assignments):
@@ -200,7 +200,7 @@ def add_settings(assignments: list[str], options: Mapping[str, str | None]) -> l
 
 
 def runtime_settings(device: str) -> "RuntimeConfig":
-    """Return the settings to compute on the value of --device. Raises UserError if it is not a device."""
+    """Return the runtime settings for a value of --device. Raises UserError if it is not a device."""
     from minigpt.config.resolve import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}", "runtime.compile=false"])).config.runtime

@@ -36,7 +36,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def load_torch() -> None:
-    """Import PyTorch, for which a user may wait some seconds."""
+    """Import PyTorch, which may take some seconds."""
     with waiting("loading PyTorch"):
         import_module("torch")
 

@@ -1,4 +1,4 @@
-"""Train a run again, to check that it gives the same weights."""
+"""Train a run again, to check that its weights are bitwise identical."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -27,7 +27,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
 
     Raises:
         TextMismatchError: The text is missing or has changed.
-        UserError: This machine computes other last digits, or the checkpoint was imported.
+        UserError: The last digits cannot be compared, or the checkpoint was imported.
         CheckpointError: A frame is damaged or of another run, or the run started from a checkpoint that is missing or
             has changed.
     """
@@ -39,7 +39,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     learner = make_learner(config, data, saved=metadata.runtime, start=start)
     learner.use_loss(choose_loss(learner, data.train, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):
-        raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
+        raise UserError(f"cannot compare bitwise here: {escape(', '.join(changes))}")
     durations = _durations(checkpoint)
     training = Training(config, Path(), data, learner)
     run = run_of(checkpoint.path)
@@ -73,7 +73,7 @@ def _durations(checkpoint: Checkpoint) -> dict[int, int]:
             starts = {at: before for at, before in starts.items() if at < step} | {step: start}  # it repeats the others
     for step, start in starts.items():
         if (sums := start.get("sums", "exact")) != "exact":
-            raise UserError(f"bits cannot be compared: {escape(sums)} added up the gradients after step {step}")
+            raise UserError(f"cannot compare bitwise: {escape(sums)} added up the gradients after step {step}")
     durations = {step: start.get("steps") for step, start in starts.items()}
     return {step: steps for step, steps in durations.items() if isinstance(steps, int) and steps > 0}
 

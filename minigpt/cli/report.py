@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minigpt.training.setup import PreparedRun
 
 LEAST_FORECAST = 0.68
-"""The lowest loss for which the forecast was tested: a simple text may have no lower loss."""
+"""The lowest loss for which the forecast was tested: a simple text may not allow a lower loss."""
 LONGER = 5
 """`forecast` predicts the loss of a run that takes this number of times as long."""
 
@@ -65,7 +65,7 @@ def report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
 
 
 def _longer(prepared: "PreparedRun", loss: float, step: int) -> float | None:
-    """Return what `forecast` returns for a run whose settings minigpt chose."""
+    """Return the `forecast` for a run whose settings minigpt chose, else None."""
     chosen = {key for _, values in prepared.sources for key in values}
     if not (prepared.is_fitted and chosen <= {"data.source"}) or "-" in prepared.config.data.source:
         return None
@@ -73,7 +73,7 @@ def _longer(prepared: "PreparedRun", loss: float, step: int) -> float | None:
 
 
 def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float | None:
-    """Return the loss in nats that a run of `LONGER` times the time would reach. None if not known.
+    """Return the loss in nats that a run of `LONGER` times the time would reach. None if this is unknown.
 
     Five times the time lowered the loss of three texts by 0.10 to 0.19, and by less after more epochs.
     """
@@ -82,11 +82,11 @@ def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float 
     if loss < LEAST_FORECAST or steps >= most_steps(size, tokens_per_step):
         return None
     epochs = steps * tokens_per_step / size
-    return loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs
+    return loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # no fewer epochs were measured
 
 
 def is_overfitting(state: "TrainState") -> bool:
-    """Return whether the validation loss has risen since the best step while the training loss has fallen."""
+    """Return whether, two evaluations after the best step, the validation loss is higher, the training loss lower."""
     losses = (state.train_loss, state.validation_loss, state.train_loss_at_best, state.best_loss)
     if state.evaluations_since_best < 2 or None in losses:
         return False

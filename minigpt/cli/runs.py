@@ -151,7 +151,7 @@ def runs_verify(
 
 @runs_app.command("replay")
 def runs_replay(run: RunArgument = "last", as_json: JsonOption = False) -> None:
-    """Train a run again, up to its last step or to STEP, and compare the weights bit by bit.
+    """Train a run again, up to its newest checkpoint or to STEP, and compare the weights bit by bit.
 
     Examples:
       minigpt runs replay mine
@@ -180,7 +180,7 @@ def runs_replay(run: RunArgument = "last", as_json: JsonOption = False) -> None:
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    """Return a summary of a run. Values are None if the newest checkpoint is missing or damaged."""
+    """Return a summary of a run. Unknown values are None, as with a damaged checkpoint."""
     from minigpt.storage.metadata import read_metadata
     from minigpt.storage.runs import checkpoint_steps, is_training, last_trained, step_folder
 

@@ -34,17 +34,17 @@ LengthOption = Annotated[
     int | None, what("--length", "-l", help="Number of tokens to generate: characters or bytes.", metavar="N")
 ]
 StopOption = Annotated[list[str] | None, what(help="End a sample before these letters; repeatable.", metavar="LETTERS")]
-SeedOption = Annotated[int | None, what(help="Seed of the random numbers. Default: another each time.", metavar="N")]
+SeedOption = Annotated[int | None, what(help="Seed of the random numbers. Default: a new seed each time.", metavar="N")]
 TemperatureOption = Annotated[
     float | None,
-    filters("--temperature", "-t", help="Higher is more random. 0: always the most likely character.", metavar="X"),
+    filters("--temperature", "-t", help="Higher is more random. 0: always the most likely token.", metavar="X"),
 ]
-TopKOption = Annotated[int | None, filters(help="Keep only the k most likely characters. 0: all.", metavar="K")]
+TopKOption = Annotated[int | None, filters(help="Keep only the k most likely tokens. 0: all.", metavar="K")]
 TopPOption = Annotated[
-    float | None, filters(help="Keep the most likely characters that reach this probability.", metavar="P")
+    float | None, filters(help="Keep the fewest most likely tokens that reach this probability.", metavar="P")
 ]
 MinPOption = Annotated[
-    float | None, filters(help="Drop characters below this fraction of the top probability.", metavar="P")
+    float | None, filters(help="Drop tokens below this fraction of the top probability.", metavar="P")
 ]
 CopiedOption = Annotated[bool, output("--copied", help="Print how much is copied from the training text.")]
 OutOption = Annotated[
@@ -78,7 +78,7 @@ def sample(
 ) -> None:
     """Continue a prompt with a trained model.
 
-    Omitted options default to the run's settings.
+    The prompt, length, temperature and filters default to the run's settings.
 
     Examples:
       minigpt sample
@@ -86,7 +86,7 @@ def sample(
       minigpt sample mine@400 -n 5 --temperature 0.5 --stop "." --json
       minigpt sample mine -i
     """
-    # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
+    # NumPy reads this when it is imported. With more threads, a program that keeps one core busy stops all threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     whole = bool(copied or out or no_stream or as_json or num_samples > 1)
     _check_together(interactive, prompt, file, whole)
@@ -193,7 +193,7 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
 
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
-    """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
+    """Add the length of each character's match to `samples`. Return the copied shares of samples and validation."""
     from minigpt.interpret.copied import copied_shares, excerpts, match_lengths
 
     def shares(lengths: list[list[int]]) -> list[dict[str, float]]:

@@ -59,7 +59,7 @@ DryRunOption = Annotated[
 ResumeOption = Annotated[
     str | None,
     Option(
-        help="Resume a run exactly where it stopped, or at RUN@STEP. 'auto': resume or start the run --name.",
+        help="Resume a run from its newest checkpoint, or at RUN@STEP. 'auto': resume or start the run --name.",
         metavar="RUN",
         autocompletion=complete_run,
     ),
@@ -77,7 +77,7 @@ DeviceOption = Annotated[str | None, common(help="auto, cpu, cuda, cuda:N or mps
 
 @dataclass(frozen=True)
 class NewRun:
-    """The arguments that make a new run."""
+    """The arguments for a new run."""
 
     text: list[str]
     config: str | None
@@ -85,7 +85,7 @@ class NewRun:
     """The values of --set, and of options that are settings, as KEY=VALUE."""
     name: str | None
     start: str | None
-    """The run whose weights it starts from."""
+    """The run whose weights the new run starts from."""
     minutes: float | None
     dry_run: bool = False
     as_json: bool = False
@@ -158,7 +158,7 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
         from minigpt.storage.runs import check_form
 
-        check_form(new.name)  # a path would name one folder below runs, and another one here
+        check_form(new.name)  # a path would not be below runs/ everywhere
     elif resume is not None and (new.has_text or new.name is not None or new.start is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with settings")
     elif resume is not None and new.minutes:
@@ -176,7 +176,7 @@ def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
 
 
 def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
-    """Resume a run. `new` has a text or settings of its own only after `--resume auto`."""
+    """Resume a run. `new` has a text, a start or minutes only after `--resume auto`."""
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import read_intact
     from minigpt.training.setup import newest_intact, prepare_resume
@@ -229,7 +229,7 @@ def _start(processes: "Processes", new: NewRun) -> int:
 
     def prepare() -> "PreparedRun":
         prepared = prepare_run(new.text, new.config, new.settings, start, processes.size)
-        if not new.dry_run:  # which may be about another machine
+        if not new.dry_run:  # a dry run may be about another machine
             pick_device(prepared.config.runtime.device, None, processes.local_rank)
         return prepared
 

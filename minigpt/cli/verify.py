@@ -1,4 +1,4 @@
-"""Check that the checkpoints of runs have not changed since they were written, nor come from another run."""
+"""Check that the checkpoints of runs have not changed since they were written, and come from the same run."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from minigpt.storage.runs import checkpoint_steps, step_folder
 def verify_runs(runs: Collection[Path] = ()) -> Iterator[dict[str, str | None]]:
     """Check the checkpoints and frames of runs, by default of all in runs/. Yield `run`, `name` and `problem` of each.
 
-    The problem of an intact checkpoint is None. Raises OSError if the folder cannot be read.
+    The problem of an intact checkpoint is None. Raises OSError if runs/ cannot be read.
     """
     for run in runs or sorted(RUNS / name for name in names_in(RUNS)):
         try:

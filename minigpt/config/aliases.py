@@ -1,4 +1,4 @@
-"""Names that others use for settings and options. One that means the same setting is an option of `train`."""
+"""Names of settings and options in other programs. A name with just a setting here is also an option of `train`."""
 
 ALIASES = {
     # nanoGPT
@@ -6,7 +6,7 @@ ALIASES = {
     "dataset": "data.source",
     "decay_lr": "optim.schedule (constant: no decay)",
     "eval_interval": "train.eval_every",
-    "eval_iters": "train.eval_every (each evaluation reads the whole validation split)",
+    "eval_iters": "train.eval_every (each evaluation uses the whole validation split)",
     "gradient_accumulation_steps": "train.micro_batch_size (sequences per forward pass)",
     "init_from": "--resume RUN, or --from RUN for a new run with its weights",
     "learning_rate": "optim.lr",
@@ -58,8 +58,8 @@ ALIASES = {
     "val_split": "data.val_fraction",
     "validation_split": "data.val_fraction",
     # options of other commands
-    "checkpoint": "RUN@STEP in the place of the run",
-    "ckpt": "RUN@STEP in the place of the run",
+    "checkpoint": "RUN@STEP instead of the run",
+    "ckpt": "RUN@STEP instead of the run",
     "format": "--to FORMAT",
     "preset": "--config PRESET",
 }

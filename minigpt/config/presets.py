@@ -24,7 +24,7 @@ def presets() -> dict[str, str]:
 
 
 def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource, ...]:
-    """Read a YAML file by its path, or a shipped preset by its name. The file wins, unless `only_shipped`.
+    """Read a YAML file by its path, or a shipped preset by its name. A file has priority, unless `only_shipped`.
 
     If the file has a key `preset`, the values of that shipped preset come first.
     """

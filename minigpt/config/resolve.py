@@ -21,7 +21,7 @@ from minigpt.errors import ConfigError, did_you_mean, escape
 LENGTHS = ("train.steps", "train.epochs")
 DEFAULT_STEPS = 2000
 UNUSED = "not used"
-"""The source of settings that the family of the model does not use."""
+"""The name of the source of settings that the family of the model does not use."""
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
     "train.steps", "train.epochs", "train.patience", "train.log_every", "train.eval_every",
@@ -79,7 +79,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def dotted(tree: Any, origin: str) -> dict[str, Any]:
-    """Flatten sections into values by dotted key. Raise a ConfigError that names `origin` for anything else."""
+    """Flatten sections into values by dotted key. Raise a ConfigError that names `origin` if there are none."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -96,7 +96,7 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
 def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
     """Parse assignments such as "model.n_layer=6".
 
-    Values are YAML, but the values of text settings are taken literally.
+    Values are YAML, but the values of text settings are taken literally, except lists in brackets.
     """
     values, settings = {}, fields()
     for assignment in assignments:
@@ -125,7 +125,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         complete: False if sources added later may resolve a contradiction.
 
     Raises:
-        ConfigError: Keys are unknown, values are invalid, or settings contradict each other. The message lists all.
+        ConfigError: Keys are unknown, or values are invalid or contradictory. The message lists all problems.
     """
     chosen = _merge(sources)
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
@@ -151,13 +151,13 @@ def _merge(sources: Sequence[ConfigSource]) -> dict[str, tuple[Any, str]]:
     rates = {"adamw": ADAMW_RATE, "normuon": RECURRENT.get(family, NORMUON_RATE)}
     optimizer, chosen = "normuon", dict[str, tuple[Any, str]]()
     for label, values in ((f"family {family}", defaults), *sources):
-        if (name := str(values.get("optim.name", optimizer))) != optimizer:  # its rates would not fit
+        if (name := str(values.get("optim.name", optimizer))) != optimizer:  # another optimizer needs other rates
             optimizer, chosen["optim.lr"] = name, (rates.get(name, NORMUON_RATE), f"optimizer {name}")
         if any(values.get(key) is not None for key in LENGTHS):
             chosen |= dict.fromkeys(LENGTHS, (None, label))
         if "model.family" in values and family in RECURRENT:
             chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
-            chosen["model.bias"] = (True, f"family {family}")  # presets of transformers turn off forget biases
+            chosen["model.bias"] = (True, f"family {family}")  # a transformer's preset may turn biases off
         chosen |= {key: (value, label) for key, value in values.items()}
     chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS or choice[0] is not None}
     if chosen.keys().isdisjoint(LENGTHS):
@@ -203,14 +203,14 @@ def in_words(problem: Mapping[str, Any]) -> str:
 
 
 def _place(keys: Collection[str], sources: Sequence[ConfigSource]) -> tuple[float, str]:
-    """Return the line where the last source sets one of `keys`, and a text such as "my.yaml line 3: ".
+    """Return the line at which the last source of `keys` sets one of them, and a text such as "my.yaml line 3: ".
 
-    Settings of no file have an infinite line, and no text.
+    If this source is not a file, the line is infinite and the text is empty.
     """
     settings = next((values for _, values in reversed(sources) if values.keys() & keys), None)
     if not isinstance(settings, FileSettings):
         return math.inf, ""
-    line = max((settings.lines[key] for key in settings.lines.keys() & keys), default=0)  # 0: the key is no word
+    line = max((settings.lines[key] for key in settings.lines.keys() & keys), default=0)  # 0: the key is not text
     return line, f"{settings.origin} line {line}: " if line else f"{settings.origin}: "
 
 
@@ -259,7 +259,7 @@ def contradictions(config: RunConfig) -> list[tuple[set[str], str]]:
 
 
 def width_unit(n_head: int, position: str) -> int:
-    """Return the number of which `model.n_embd` must be a multiple."""
+    """Return the number that must divide `model.n_embd`."""
     if position == "rotary":
         return 2 * n_head
     return math.lcm(2, n_head) if position == "sinusoidal" else n_head
@@ -297,7 +297,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str, origin: str) -> RunConfig:
-    """Read a complete configuration. Raise a ConfigError that names `origin` if invalid."""
+    """Read a configuration. Raise a ConfigError that names `origin` if it is invalid."""
     try:
         return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
     except ConfigError as error:
@@ -305,7 +305,7 @@ def from_yaml(text: str, origin: str) -> RunConfig:
 
 
 def show(value: Any) -> str:
-    """Format `value` on one line, as JSON but without quotes around strings."""
+    """Format `value` on one line, as JSON but without quotes around printable strings."""
     if isinstance(value, tuple):
         return ", ".join(map(show, value)) or "[]"
     return value if isinstance(value, str) and value.isprintable() and value else json.dumps(value)

@@ -1,6 +1,6 @@
 """The settings of a run, in frozen, typed sections.
 
-Each field's docstring appears in --help, the JSON schema and the reference of settings.
+Each field's docstring appears in `minigpt config settings`, the JSON schema and the reference of settings.
 """
 
 import math
@@ -11,11 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 MOST_THREADS = 1024
 """The maximum number of threads that torch supports without crashing."""
 MOST_STEPS = 10**12
-"""The maximum duration of a run. Times the largest batch, it fits into 64 bits."""
+"""The maximum duration of a run, in steps. Times the largest batch, it fits into 64 bits."""
 
 
 class Section(BaseModel):
-    """A section of settings. It does not coerce types ("6" is not a number) and rejects unknown keys."""
+    """A section of settings. It rejects unknown keys and values of another type: "6" is not a number."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -29,7 +29,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accept 6.0 as an integer. Reject numbers beyond 64 bits: NumPy, torch and TensorBoard do not support them."""
+        """Accept 6.0 as an integer. Reject 2^63 and more: NumPy, torch and TensorBoard do not support such integers."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         takes_integers = any(int in (kind, *get_args(kind)) for kind in (annotation, *get_args(annotation)))
         if takes_integers and isinstance(value, float) and value.is_integer():
@@ -40,7 +40,7 @@ class Section(BaseModel):
 
 
 def one_or_many(value: Any) -> Any:
-    """Return the value of a setting that takes one text or several as a tuple. Other values stay as they are."""
+    """Return a string or a list as a tuple, and other values unchanged."""
     if isinstance(value, list):
         return tuple(value)
     return (value,) if isinstance(value, str) else value
@@ -59,7 +59,7 @@ class DataConfig(Section):
     source: Texts = Field(("builtin:stories",), min_length=1)
     """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME` or a list."""
     tokenizer: Literal["char", "byte"] = "char"
-    """`char`: one token per distinct character of the text. `byte`: one token per UTF-8 byte, for any text."""
+    """`char`: a token is a character of the text. `byte`: a token is a byte of UTF-8, so any text can be encoded."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Fraction of the text, taken from its end, for validation. Ignored if `val_source` is set."""
     val_source: Texts = ()
@@ -80,7 +80,7 @@ class ModelConfig(Section):
     n_head: int = Field(4, ge=1)
     """Number of attention heads in each block. Recurrent families have none."""
     n_embd: int = Field(128, ge=1, le=100_000)
-    """Embedding dimension (width of the residual stream, or of a recurrent state). Must be a multiple of `n_head`."""
+    """Embedding dimension, or width of a recurrent state. A multiple of `n_head`; with `rotary`, of twice `n_head`."""
     context: int = Field(128, ge=1, le=1_000_000)
     """Context length: the maximum number of tokens that a prediction sees in training and evaluation."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -94,7 +94,7 @@ class ModelConfig(Section):
     activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
     """Activation of the MLP. `gelu`: tanh approximation. `gelu_exact`: faster on a CPU. `relu2`: squared ReLU."""
     qk_norm: bool = True
-    """Apply RMSNorm to the queries and keys of each head. The heads of a layer share their gains."""
+    """Apply RMSNorm to the queries and keys of each head. The heads of a layer share its gains."""
     zero_init: bool = True
     """Initialize the output projection of each sublayer to zero. Each block is then initially the identity."""
 
@@ -110,7 +110,7 @@ class ModelConfig(Section):
 
 
 ADAMW_RATE, NORMUON_RATE = 3e-3, 0.02
-"""Default peak learning rates."""
+"""Default peak learning rate of each optimizer."""
 
 
 class OptimConfig(Section):
@@ -154,7 +154,7 @@ class TrainConfig(Section):
     micro_batch_size: int | None = Field(None, ge=1)
     """Sequences per forward pass (default: a whole shard). Fewer need less memory but change the dropout masks."""
     shards: int = Field(1, ge=1, le=1_000_000)
-    """Parts of each batch, with their own dropout masks. With 8, the bits are the same on 1, 2, 4 or 8 processes."""
+    """Parts of each batch, with their own dropout masks. With 8, a run can use 1, 2, 4 or 8 processes."""
     seed: int = Field(1337, ge=0)
     """Seed of the run: initial weights, batches and dropout."""
     log_every: int = Field(10, ge=1)
@@ -195,11 +195,11 @@ class SampleConfig(Section):
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens whose probability is below this fraction of the highest probability. 0: none."""
     seed: int = Field(1337, ge=0)
-    """Seed for sampling; `minigpt sample` draws its own. Sample i does not depend on the number of samples."""
+    """Seed for sampling. `minigpt sample` ignores it and chooses a seed, unless you add `--seed`."""
 
     @property
     def has_own_prompt(self) -> bool:
-        """True if the user set a prompt. Some texts do not contain the default, a newline."""
+        """True if the user set another prompt. Some texts do not contain the default, a newline."""
         return self.prompt != SampleConfig().prompt
 
 
@@ -209,17 +209,17 @@ class RuntimeConfig(Section):
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:1", "mps"]
     )
-    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Several processes on a machine use cuda:0, cuda:1, ... in any case."""
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. On GPUs, several processes use cuda:0, cuda:1, ..."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix multiplications (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
+    """Use torch.compile. `auto`: on a CPU, in long runs; on a GPU, CUDA graphs instead. `false`: neither."""
     kernels: Literal["auto", "torch", "cpu", "reference"] = "auto"
     """`cpu`: fast, with dropout in steps of 1/256. `torch`: PyTorch's. `reference`: attention as gpt.py writes it."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads of each process."""
     exact: bool = True
-    """Let several processes give the bits of one process. `false`: one all-reduce, faster with many processes."""
+    """Add up gradients as one process does. `false`: one all-reduce, faster with many processes."""
     timeout: float = Field(600.0, gt=0, le=1_000_000)
     """Seconds to wait for another process before training ends."""
 

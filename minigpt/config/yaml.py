@@ -50,7 +50,7 @@ for _type, _pattern in _TYPES.items():
 
 
 def parse(text: str, origin: str) -> Any:
-    """Parse `text`. Raise a ConfigError that names `origin` if it is not valid YAML."""
+    """Parse `text`. Raise a ConfigError that names `origin` if `text` is too long or not valid YAML."""
     if len(text.encode(errors="surrogatepass")) > LIMIT:
         raise ConfigError(f"{escape(origin)} is longer than {LIMIT:,} bytes")
     try:

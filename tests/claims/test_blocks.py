@@ -79,8 +79,8 @@ def test_claim_layer_norm() -> str:
 @trained(
     "small-rivals",
     "small-and-large-texts#who-overfits-a-small-text",
-    "On 50,000 characters, the loss of a GPT falls to {baseline/best} and rises to {baseline}. An LSTM of the same "
-    "size rises from {lstm/best} to {lstm}. With dropout of 0.2, the last loss of the GPT is {dropout 0.2}.",
+    "On 50,000 characters, the validation loss of a GPT falls to {baseline/best} and rises to {baseline}. That of an "
+    "LSTM of the same size rises from {lstm/best} to {lstm}. With dropout of 0.2, the GPT ends at {dropout 0.2}.",
     lambda lowest, final, lstm_lowest, lstm, with_dropout: (
         final - lowest > lstm - lstm_lowest > 0.5 and with_dropout < lowest
     ),

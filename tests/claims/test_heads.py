@@ -14,14 +14,13 @@ from torch import Tensor
 
 @claim(
     "In a model 128 wide, two or four heads give a lower loss than one or eight",
-    said="More heads give a better score.",
-    mistake="Heads share the width of the model. The loss of eight heads of 16 channels is higher than that of two of "
-    "64.",
+    said="More heads are better.",
+    mistake="Heads share the width of the model. Eight heads of 16 channels give a higher loss than two of 64.",
 )
 @trained(
     "heads",
     "attention#do-more-heads-help",
-    "A model 128 wide trains for a minute, at equal size and time. With one head, its loss is {1 head}. With two and "
+    "Models 128 wide, of equal size, train for a minute. With one head, the loss is {1 head}. With two and "
     "four heads, it is {2 heads} and {baseline}. With eight, it is {8 heads}.",
     lambda one, two, four, eight: max(two, four) < min(one, eight),
 )
@@ -31,10 +30,10 @@ def test_claim_heads() -> None: ...
 @claim(
     "The softmax of a head runs over the keys of each query, along a row of the scores",
     said="The softmax of a head runs along the columns.",
-    mistake="Each row belongs to a query and sums to 1. A short implementation also forgets the factor 1/√d_k.",
+    mistake="Each row belongs to a query and sums to 1.",
 )
 def test_claim_rows() -> str:
-    """Run a short implementation with minigpt's weights. It matches minigpt's layer only once the scale is added."""
+    """Run a short implementation with minigpt's weights. It matches minigpt's layer only with the factor 1/√d_k."""
     layer, x = small_attention(n_head=1), normal(1, 10, 32)
     q, k, v = (x @ weight.T for weight in layer.qkv.weight.chunk(3))  # (1, T, C)
 

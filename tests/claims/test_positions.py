@@ -1,7 +1,7 @@
 """Positions.
 
-Attention is a weighted sum, and a sum does not depend on the order of its terms. So the model needs
-the position of each token. It adds a vector for it to the embedding, or it rotates queries and keys (RoPE).
+Attention is a weighted sum, and a sum does not depend on the order of its terms. So most models encode the position of
+each token: they add a vector to the embedding, or rotate queries and keys (RoPE).
 """
 
 from dataclasses import replace
@@ -21,12 +21,12 @@ ENCODER = replace(TORCH, sdpa=lambda q, k, v, dropout: scaled_dot_product_attent
 @claim(
     "In a GPT with two or more layers, the causal mask also tells the order",
     said="Positional encodings are the only source of order.",
-    mistake="Each position sees a different past. The second layer can tell them apart.",
+    mistake="Each position sees a different past, so the second layer can tell positions apart.",
 )
 def test_claim_order() -> str:
     """Shuffle the earlier tokens in models without positional encodings: 1 to 3 layers, with and without the mask.
 
-    The mask reveals the order in models with two or more layers.
+    The mask reveals the order to the models of two and three layers.
     """
     ids = torch.arange(12)[None]
     shuffled = torch.cat((ids[:, torch.randperm(11)], ids[:, -1:]), dim=1)
@@ -65,12 +65,12 @@ def test_claim_order() -> str:
 def test_claim_no_positions() -> None: ...
 
 
-@claim("In a small model, RoPE, which encodes relative positions, gives a lower loss than added ones")
+@claim("In a small model, RoPE, which encodes relative positions, gives a lower loss than added positions")
 @trained(
     "positions-4",
     "positions#which-positional-encodings-are-best",
-    "With RoPE, positions enter a score only as the distance of the two tokens. After a minute of training, its loss "
-    "is {sinusoidal - baseline} below sinusoidal positions and {learned - baseline} below learned ones.",
+    "After a minute of training, the loss with RoPE is {sinusoidal - baseline} lower than with sinusoidal and "
+    "{learned - baseline} lower than with learned positions.",
     lambda *gaps: min(gaps) > 0.02,
 )
 def test_claim_rope() -> None: ...

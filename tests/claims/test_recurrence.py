@@ -5,8 +5,8 @@ each token:
 
     h_t = f(W h_(t-1) + x_t)
 
-Everything that the last state knows about the first passes through every step between them. On the way back, each
-step multiplies a gradient by a matrix diag(f') W. Such a product vanishes or explodes unless each factor is just right
+Everything that the last state knows about the first token passes through every step between them. On the way back, each
+step multiplies a gradient by a matrix diag(f') W. The product of many such matrices usually vanishes or explodes
 (Bengio et al. 1994). Attention connects any two positions in one step.
 """
 
@@ -26,7 +26,7 @@ WIDTH, STEPS = 32, 64
 
 
 def last_state(weight: Tensor, inputs: Tensor, start: Tensor) -> Tensor:
-    """Return the state (C) of a recurrent network with matrix W (C, C) after reading inputs (T, C)."""
+    """Return the state (C) of a recurrent network with matrix W (C, C) after the inputs (T, C)."""
     state = start
     for x in inputs:
         state = (weight @ state + x).tanh()
@@ -37,8 +37,8 @@ def last_state(weight: Tensor, inputs: Tensor, start: Tensor) -> Tensor:
 @trained(
     "rivals",
     "recurrence#how-far-back-does-each-network-look",
-    "It vanishes in trained networks too. Divide the gradient at distances 91 to 107 by that at distance 1. After a "
-    "minute of training, this ratio is {lstm/gradient[91:107] / lstm/gradient[1:1]} in an LSTM and "
+    "The gradient vanishes in trained networks too. Divide the gradient at distances 91 to 107 by that at distance 1. "
+    "After a minute of training, this ratio is {lstm/gradient[91:107] / lstm/gradient[1:1]} in an LSTM and "
     "{gru/gradient[91:107] / gru/gradient[1:1]} in a GRU. In a plain recurrent network, it is "
     "{rnn/gradient[91:107] / rnn/gradient[1:1]}.",
     lambda *ratios: max(ratios) < 0.001,
@@ -61,7 +61,7 @@ def test_claim_vanishing_gradients() -> str:
     return f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {fmt(norms)}; autograd differs by {fmt(error)}"
 
 
-@claim("In attention, the gradient that reaches a value is its weight, at any distance")
+@claim("In attention, the gradient of the output with respect to a value is its weight, at any distance")
 @trained(
     "rivals",
     "recurrence#how-far-back-does-each-network-look",
@@ -79,7 +79,7 @@ def test_claim_vanishing_gradients() -> str:
     lambda gpt, lstm: gpt > 1.5 * lstm > 0,
 )
 def test_claim_attention_gradients() -> str:
-    """Place a matching key at four distances. At any distance, the gradient that reaches its value is its weight."""
+    """Place a matching key at four distances. At each, the gradient that reaches its value is its weight."""
     q, k, v = normal(3, STEPS, WIDTH)
     values, gradients = v.requires_grad_(), []
     for distance in (1, 4, 16, 63):
@@ -97,8 +97,8 @@ def test_claim_attention_gradients() -> str:
 @claim(
     "In a minute on a CPU, a small LSTM learns Tiny Shakespeare faster than a GPT of its size",
     said="Attention replaces recurrent networks because these forget.",
-    mistake="Not at this scale. They do forget: their gradients vanish with distance, also after training. But the "
-    "next character of this text depends mostly on the last 16.",
+    mistake="At this scale, it does not. Recurrent networks do forget: also after training, their gradients vanish "
+    "with distance. But the next character of this text depends mostly on the last 16 characters.",
 )
 @trained(
     "rivals",
@@ -113,7 +113,7 @@ def test_claim_lstm() -> None: ...
 @claim(
     "Attention processes 100 tokens in 1 step, but generates them in 100, like a recurrent network",
     said="Attention takes 1 step where a recurrent network takes 100.",
-    mistake="This is true of processing a text. Generating one takes a step per token.",
+    mistake="This is true of processing a text. Generating a text takes a step per token.",
 )
 @trained(
     "lengths",
@@ -138,7 +138,7 @@ def test_claim_steps() -> str:
 
 
 class CountMultiplications(TorchFunctionMode):
-    """Counts the scalar multiplications of matrix products within a `with` block."""
+    """Count the scalar multiplications of the matrix multiplications in a `with` block."""
 
     count: int = 0
 
@@ -156,7 +156,7 @@ def multiplications(run: Callable[[], object]) -> int:
     return int(counter.count)
 
 
-@claim("For n tokens, a recurrent network costs n·d² and attention n²·d")
+@claim("For n tokens of width d, the cost of a recurrent network grows as n·d², that of attention as n²·d")
 @trained(
     "lengths",
     "recurrence#how-do-time-and-memory-grow-with-the-length",

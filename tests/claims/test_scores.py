@@ -4,7 +4,7 @@ A head compares each query with each key, turns the scores into weights, and add
 
     attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V        (Vaswani et al. 2017, section 3.2.1)
 
-Queries, keys and values are linear maps of the same text: q = x W_Q, k = x W_K, v = x W_V.
+Queries, keys and values are linear maps of the same vectors x, one per position: q = x W_Q, k = x W_K, v = x W_V.
 """
 
 import math
@@ -24,17 +24,17 @@ from minigpt.model.gpt import attention_weights
 @trained(
     "scale",
     "attention#does-attention-need-its-scale",
-    "A GPT-2 trains for half a minute. With initial weights of queries, keys and values that are ten times as large, "
-    "its loss is {unscaled, large weights} without the scale. With the scale, it is {large weights}. With the usual "
-    "small weights, the scores are small anyway. Then the loss is {unscaled} without the scale and {baseline} with it.",
+    "A small GPT-2 trains for half a minute. With initial weights of queries, keys and values that are ten times as "
+    "large, its loss is {unscaled, large weights} without the scale. With the scale, it is {large weights}. With the "
+    "usual weights, scores are small anyway: the loss is {unscaled} without the scale and {baseline} with it.",
     lambda unscaled_large, large, unscaled, scaled: unscaled_large > large + 0.1 and unscaled < scaled,
 )
 def test_claim_scale() -> str:
     """Compute the largest factor by which a softmax multiplies a gradient. It is at most 1/2 at any scale.
 
-    The Jacobian of the softmax is diag(a) - a a^T, and the factor is its largest eigenvalue. If one key gets all
-    the weight, the Jacobian is close to zero and the query learns nothing. The scale also multiplies the gradients of
-    q and k. Without it, the gradients that pass through the softmax are larger, but still bounded.
+    For weights a, the Jacobian of the softmax is diag(a) - a a^T, and the factor is its largest eigenvalue. If one key
+    gets nearly all the weight, the Jacobian is close to zero and the query learns almost nothing. The scale also
+    multiplies the gradients of q and k. Without it, the gradients that get through are larger, but still bounded.
     """
     q, k = normal(2, 256, 256)  # 256 queries and keys with d_k = 256
     largest, blocked = {}, {}
@@ -59,7 +59,7 @@ def test_claim_scale() -> str:
     mistake="Only with a single head is d_k the model width. The length of the sequence does not matter.",
 )
 def test_claim_head_size() -> str:
-    """Try three divisors in the explicit formula. Only the head size reproduces the output of the model's layer."""
+    """Try three values of d_k in the explicit formula. Only the head size gives the output of the model's layer."""
     width, heads, length = 768, 12, 6
     layer = small_attention(n_embd=width, n_head=heads)
     x = normal(1, length, width)
@@ -83,7 +83,7 @@ def test_claim_head_size() -> str:
 @trained(
     "attention-kinds",
     "attention#does-attention-need-the-softmax",
-    "After a minute of training at equal time, the loss is {relu - baseline} higher with ReLU instead of the softmax, "
+    "After a minute of training, the loss is {relu - baseline} higher with ReLU instead of the softmax, "
     "and {linear - baseline} higher with linear attention.",
     lambda relu, linear: 0 < relu < linear,
 )

@@ -60,7 +60,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     monkeypatch.setattr(chapters, "CHAPTERS", [replace(CHAPTERS[9], measure=interrupt)] * LAST_CHAPTER)
     ran = cli("course", "run", "10", "--seed", "2")
     assert ran.code == code
-    assert ran.err == "to go on: minigpt course run 10 --seed 2\n" + "minigpt: stopped by Ctrl-C\n" * stopped
+    assert ran.err == "to resume: minigpt course run 10 --seed 2\n" + "minigpt: stopped by Ctrl-C\n" * stopped
 
 
 def test_a_run_of_a_chapter_is_trained_by_it(cli: Cli) -> None:

@@ -70,7 +70,7 @@ def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest
     train(cli, "a")
     with monkeypatch.context() as patch:
         patch.setattr(device, "processor", lambda device: "abacus")
-        assert "bits cannot be compared here: processor abacus instead of " in cli("runs", "replay", "a").error
+        assert "cannot compare bitwise here: processor abacus instead of " in cli("runs", "replay", "a").error
     weights = load((step_folder(Path("runs/a"), 4) / MODEL).read_bytes())
     forge(step_folder(Path("runs/a"), 4), {MODEL: save({name: array * 2 for name, array in weights.items()})})
     tensors = sum(bool(array.any()) for array in weights.values())
@@ -118,7 +118,7 @@ def test_steps_of_processes_with_inexact_sums_cannot_be_compared(cli: Cli) -> No
         log.write_text("".join(f"{json.dumps(start)}\n" for start in starts), encoding="utf-8")
 
     record(first | inexact, second)
-    expected = "bits cannot be compared: all-reduce of 4 processes added up the gradients after step 0"
+    expected = "cannot compare bitwise: all-reduce of 4 processes added up the gradients after step 0"
     assert cli("runs", "replay", "a").error == expected
 
 

@@ -231,5 +231,5 @@ def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pyte
     monkeypatch.setenv("MINIGPT_CACHE", "empty")
     Path("verse.txt").write_text("another text\n" * 9, encoding="utf-8")
     assert cli("sample", run, "--copied").error == (
-        "verse.txt is not the text that this run was trained on; put its text back where it was"
+        "verse.txt is not the text that this run was trained on; put the text of the run back where it was"
     )
