@@ -35,6 +35,8 @@ export const MAX_LETTERS = 4000;
 const PAUSE = 30;
 /** Milliseconds that a message stays. */
 const NOTICE = 6000;
+/** Milliseconds in which answers about heads and moments share a frame. */
+const TOGETHER = 200;
 
 export class App {
   panels: ((state: State) => void)[] = [];
@@ -43,6 +45,7 @@ export class App {
   answers: Answers;
   unknown: string[] = []; // letters that the message names
   notice: ReturnType<typeof setTimeout> | undefined;
+  shared: ReturnType<typeof setTimeout> | undefined;
   isScheduled = false;
   positions: Position[] = []; // where each model is asked about the selected letter
   before: (Look | null)[]; // the last look of each model before, to show until the new one comes
@@ -401,7 +404,11 @@ export class App {
     }
     use?.(reply);
     if (kind !== "write" && this.isFilmComplete) this.ask(); // what happens in the film is known
-    this.set({});
+    if (kind === "look" || use) this.set({});
+    else this.shared ??= setTimeout(() => {
+      this.shared = undefined;
+      this.set({});
+    }, TOGETHER);
     if (kind !== "look" || !isShown) return;
     if (this.writer.isWriting) setTimeout(() => this.writer.isWriting && this.writeToken(), PAUSE);
     else this.writeToken();
