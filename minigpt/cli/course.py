@@ -85,13 +85,13 @@ def run(
         raise
     if as_json:
         course = {name: number.values for name, number in chapter.numbers.items()}
-        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "course": course}))
+        write(json_text({"chapter": chapter_number, "seed": seed, "measured": values, "course": course}))
         return
     rows = [
         [number.label, number.show_range(), number.show(values[name]), "outside" * number.is_outside(values[name])]
         for name, number in chapter.numbers.items()
     ]
-    table(["", "course", "yours", ""], rows)
+    table(["", "course", "measured", ""], rows)
     if outside := sum(bool(row[-1]) for row in rows):
         notice(f"{outside} of {len(rows)} outside the range of the course: chapter 1 says what this can mean")
 

@@ -134,9 +134,7 @@ def _text_hint(error: errors.TextError, command: str, options: Collection[str]) 
     from minigpt.config.presets import presets
 
     match error:
-        case errors.EncodingError(suggestion=encoding) if encoding and "--set" in options:
-            return f"try --set data.encoding={encoding}"
-        case errors.EncodingError(suggestion=encoding) if encoding and "--encoding" in options:
+        case errors.EncodingError(suggestion=encoding) if encoding and {"--encoding", "--set"} & {*options}:
             return f"try --encoding {encoding}"
         case errors.TextNotFoundError(name=name) if run := run_named(name):
             evaluate = f"to evaluate it: minigpt eval {as_argument(run)}"

@@ -98,7 +98,7 @@ def _find(entry: str, encoding: str) -> Corpus:
         is_a_run = path.is_dir() and is_run(path)
     except FileNotFoundError as error:
         similar = _similar(path)
-        raise TextNotFoundError(f"no text is named '{escape(entry)}'{similar}", entry, bool(similar)) from error
+        raise TextNotFoundError(f"no file is named '{escape(entry)}'{similar}", entry, bool(similar)) from error
     except (OSError, ValueError) as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     if is_a_run:

@@ -22,7 +22,7 @@ def test_the_chapters_are_listed_and_measured(cli: Cli) -> None:
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
     found = cli("course", "run", "3", "--json").json
-    assert (found["chapter"], found["seed"], found["yours"]["brown"], found["course"]["brown"]) == (3, 1, 5, [5] * 5)
+    assert (found["chapter"], found["seed"], found["measured"]["brown"], found["course"]["brown"]) == (3, 1, 5, [5] * 5)
 
 
 def test_a_check_shows_what_agrees_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (DeviceError("p"), "train", "try --set runtime.device=auto"),
         (DeviceError("p"), "eval", "try --device cpu"),
         (DeviceError("p"), "course run", ""),
-        (EncodingError("p", "latin-1"), "train", "try --set data.encoding=latin-1"),
+        (EncodingError("p", "latin-1"), "train", "try --encoding latin-1"),
         (EncodingError("p", "latin-1"), "sample", "try --encoding latin-1"),
         (EncodingError("p", "latin-1"), "compare", ""),
         (UnknownCharacterError("p"), "eval", "add --unknown skip or --unknown replace"),
@@ -112,7 +112,7 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("train verse-1", "no text is named 'verse-1'; it is a run; to resume it: minigpt train --resume verse-1"),
+        ("train verse-1", "no file is named 'verse-1'; it is a run; to resume it: minigpt train --resume verse-1"),
         ("train runs/verse-1", "it is a run; to resume it: minigpt train --resume verse-1"),
         ("train verse-1@2", "it is a run; to resume it: minigpt train --resume verse-1@2"),
         ("eval --file verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),

@@ -295,10 +295,10 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
 def test_missing_and_empty_sources(folder: Path) -> None:
     Path("notes.txt").touch()
     Path("nothing").mkdir()
-    assert error("note.txt") == "no text is named 'note.txt'; did you mean notes.txt?"
+    assert error("note.txt") == "no file is named 'note.txt'; did you mean notes.txt?"
     assert error("shakespeare").endswith("did you mean download:shakespeare?")
     assert error("builtins:python").endswith("did you mean builtin:python?")
-    assert error("far/away.txt") == "no text is named 'far/away.txt'"
+    assert error("far/away.txt") == "no file is named 'far/away.txt'"
     assert error("notes.txt/x") == "cannot read notes.txt/x: Not a directory"
     assert error("notes.txt") == "notes.txt: the text is empty"
     assert error("nothing") == "no text in nothing"

@@ -9,8 +9,9 @@ import type { Story } from "./film.js";
 const HEIGHT = 52, LINE = 14, LANE = 12, STEPS = 16, TOP = 10, RIGHT = 24;
 /** Pixels for the names of lanes, and the width of a plot that has room for their words. */
 const LEFT = 132, NARROW = 64, WIDE = 600;
-const ABOUT_LANES = "Up to three heads without which the chance falls most at the last step. The letter of a head is " +
-  "the one that it looks at most there. Dark: it looked there at that step, even if it was not needed yet.";
+const ABOUT_LANES = "At most three heads, without which the chance falls most at the last step, by 5 points " +
+  "or more. The letter of a head is the one that it looks at most there. Dark: it looked there at that step, even if " +
+  "it was not needed yet.";
 /** The height of a window that has no room for lanes, in pixels, and the least opacity of a part of a lane. */
 const LOW = 704, PALE = 0.06;
 /** Milliseconds of the whole film. */
@@ -52,8 +53,9 @@ export function stripPanel(app: App, pin: HTMLElement) {
   const lossLine = shape("polyline", { class: "loss" }), chanceLine = shape("polyline", { class: "chance" });
   const dots = steps.map(() => shape("circle"));
   const lanes = Array.from({ length: hasHeads ? LANES : 0 }, (_, row) => lane(row));
-  const meaning = h("span", "Heads this letter needs. Darker: looks more", h("i", " at its letter"));
-  const legend = h("p.lanes", explained(meaning, ABOUT_LANES));
+  const needed = h("span", "Heads this letter needs. Darker: looks more", h("i", " at its letter"));
+  const none = h("span", "No head alone decides this letter");
+  const legend = h("p.lanes", explained(h("span", needed, none), ABOUT_LANES));
   const ticks = steps.map((step) => shape("text", { "text-anchor": "middle" }, new Text(number(step))));
   const ends = ["100%", "0%"].map((text) => shape("text", { "text-anchor": "end" }, new Text(text)));
   const ghost = handle("ghost"), knob = handle("handle");
@@ -168,6 +170,8 @@ export function stripPanel(app: App, pin: HTMLElement) {
     const height = (isLow ? HEIGHT : top + LANES * LANE) + STEPS; // the same, whatever is known
     set(drawing, { viewBox: `0 0 ${width} ${height}`, height });
     legend.hidden = isLow;
+    none.hidden = !story?.isComplete || rows.length > 0;
+    needed.hidden = !none.hidden;
     legend.style.left = `${left() - 8}px`;
     for (const part of [knob, ghost]) set(part.firstElementChild as Element, { y2: height - STEPS + 1 });
     ends.forEach((text, i) => set(text, { x: left() - 12, y: y(1 - i) + 4 }));
