@@ -8,7 +8,7 @@ Load the run that was trained last, and generate text. This does not need PyTorc
     text = model.generate("the ", length=100, temperature=0.7)
     print(text)
 
-See how well the model predicts a text. Jupyter shows the page of `minigpt inspect` in a frame:
+See how well the model predicts a text. Jupyter shows the page of `minigpt inspect` in an iframe:
 
     loss = model.loss("the cat and the hat")  # loss.mean is in nats per character
     page = model.inspect("the cat and the hat")

@@ -82,7 +82,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Page:
-    """The page of `minigpt inspect`, in which the model runs. Jupyter shows it in a frame."""
+    """The page of `minigpt inspect`, in which the model runs. Jupyter shows it in an iframe."""
 
     html: str
 

@@ -85,7 +85,7 @@ class Metrics:
         return self
 
     def log(self, split: Split, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
-        """Write scalars by tag, after `seconds` of training over all sessions, to `metrics.jsonl` and TensorBoard."""
+        """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the training time over all sessions."""
         if self.lines is None:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN

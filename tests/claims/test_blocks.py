@@ -1,7 +1,7 @@
 """Blocks and training.
 
 Each block adds two things to the vector of each token: what its attention collected from other positions, and what its
-MLP computed from that. Norms keep the values in range.
+MLP computed from that. Norms give the inputs of both similar sizes.
 """
 
 from typing import Any

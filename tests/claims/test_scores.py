@@ -78,7 +78,7 @@ def test_claim_head_size() -> str:
 @claim(
     "Without the softmax, a small GPT learns, but its loss is higher",
     said="The softmax may be unnecessary, as linear attention shows.",
-    mistake="Linear attention shows that a model can learn without it, not that nothing is lost.",
+    mistake="Linear attention shows that a model can learn without the softmax, not that nothing is lost.",
 )
 @trained(
     "attention-kinds",
