@@ -207,7 +207,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
     """Load a checkpoint.
 
     Args:
-        run: A run as in every command: "mine", "mine@400", "last", its folder, or the folder of a checkpoint.
+        run: "mine", "mine@400", "last", the folder of a run, or the folder of a checkpoint.
         which: "best", "last" or a step. By default, what `run` names, or else the best.
 
     Raises:

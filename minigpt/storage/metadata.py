@@ -51,7 +51,7 @@ class TrainState:
     def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
         """Record a validation loss. Return whether it is the best of a trained model so far.
 
-        Before a loss is lower than at step 0, patience ignores evaluations during warmup (until `is_warm`).
+        While `best_step` is 0, patience ignores evaluations during warmup (until `is_warm`).
         """
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
@@ -121,7 +121,7 @@ class Metadata(_Part):
     """`characters_read` of the dataset."""
     origin: Origin | None = None
     imported: str = ""
-    """The program that an imported model came from. Its checkpoint has no optimizer state."""
+    """The program that a model was imported from, without optimizer state."""
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: int = Field(ge=1, lt=1 << 62)
     runtime: Environment

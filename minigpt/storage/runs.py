@@ -112,13 +112,13 @@ def step_folder(run: Path, step: int, kind: str = CHECKPOINTS) -> Path:
 
 
 def checkpoint_steps(run: Path, kind: str = CHECKPOINTS) -> list[int]:
-    """Return the steps of a run's checkpoints or frames, in order."""
+    """Return the steps of a run's checkpoints or frames, sorted."""
     names = (name for name in names_in(run / kind) if re.fullmatch("step-(?!0[0-9]{8})[0-9]{8,19}", name))
     return sorted(int(name[5:]) for name in names)
 
 
 def saved_steps(run: Path) -> dict[int, Path]:
-    """Return the folder of each step whose weights a run has: its checkpoint, or else its frame. In order."""
+    """Return the folder of each step whose weights a run has, sorted: the step's checkpoint, or else its frame."""
     folders = {
         step: step_folder(run, step, kind) for kind in (FRAMES, CHECKPOINTS) for step in checkpoint_steps(run, kind)
     }

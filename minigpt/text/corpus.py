@@ -34,7 +34,7 @@ class Part:
     """One file or one generated text of a corpus."""
 
     label: str
-    """The file's name in messages."""
+    """The name in messages."""
     path: Path
     encoding: str = "utf-8"
     member: str = ""

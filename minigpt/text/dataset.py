@@ -83,7 +83,7 @@ def reload_dataset(
         config: The data settings. The source may have changed.
         fingerprint: The fingerprint that the text must have.
         tokenizer: The run's tokenizer.
-        characters: `characters_read` of the run's dataset. Unless 0 or `is_named`, reading stops soon after it.
+        characters: `characters_read` of the run's dataset. Unless 0 or `is_named`, reading stops soon after that many.
         is_named: Whether the user has just named the source, so that its text must be read.
 
     Raises:

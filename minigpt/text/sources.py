@@ -44,7 +44,7 @@ SYSTEM = (Path("/proc"), Path("/sys"))
 
 
 def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
-    """Open one source, or several joined in order, as a corpus.
+    """Open one source, or several joined in the given order, as a corpus.
 
     Args:
         sources: Each is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
@@ -169,7 +169,7 @@ def last_change(entry: str) -> float | None:
 
 
 def _text_files(name: str, path: Path, encoding: str) -> Corpus:
-    """Return the text files in a folder, or that match a glob, sorted by path.
+    """Return the text files that are in a folder or match a glob, sorted by path.
 
     Ignore hidden files and folders. Skip links (they could form a cycle), runs, the cache, minigpt's HTML pages and
     binary files, and report them in a notice.
@@ -195,7 +195,7 @@ def _text_files(name: str, path: Path, encoding: str) -> Corpus:
 
 
 def _matches(path: Path) -> tuple[list[Path], set[Path]]:
-    """Return the files in a folder or that match a glob, sorted by path, and the links, runs and folders to skip."""
+    """Return the files that are in a folder or match a glob, sorted by path, and links, runs and folders to skip."""
     base, pattern = path, "**/*"
     if not path.exists():
         base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))

@@ -1,6 +1,6 @@
 """`builtin:stories`: little stories from a grammar, the same on every machine and with every version of Python.
 
-Each story has a girl and a boy. Most lines repeat the introduction, so a model must look back. Shortened:
+Each story has a girl and a boy. Most lines repeat parts of the introduction, so a model must look back. Shortened:
 
     Anna from Wusana has a blue drum.
     Jakob from Mosava has a big drum.
@@ -8,7 +8,7 @@ Each story has a girl and a boy. Most lines repeat the introduction, so a model 
     "I like your big drum," says Anna.
     They sing in Mosava: "zenu ve, zenu ve."
 
-A small model learns this in minutes because the text is regular:
+A small model learns the stories in minutes because they are regular:
 
 - The first letter of a name shows whether it is a girl's, a boy's or a place's. So a model can tell who "He" is.
 - Places and songs are invented in each story, so a model must copy them.

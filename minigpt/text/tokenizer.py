@@ -106,7 +106,7 @@ class CharTokenizer(Tokenizer):
         return len(ids)
 
     def nearest(self, char: str) -> str:
-        """Return the most similar known character: the other case, the base letter, or the nearest code point."""
+        """Return the most similar known character: other case, base letter or ASCII form, or the nearest code point."""
         plain = unicodedata.normalize("NFKD", char.translate(_ASCII_FORMS))[:1]
         similar = (c for c in (char.swapcase(), plain, plain.swapcase()) if len(c) == 1 and c in self.chars)
         return next(similar, "") or min(self.chars, key=lambda c: abs(ord(c) - ord(char)))
