@@ -31,7 +31,7 @@ from minigpt.world import available_cores, set_variables, system_table
 SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of their summed speeds: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_FLOP = 1e13
-"""On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of the time."""
+"""On a CPU, compile runs of at least this work: compiling takes 10 to 40 s, and saves at least 13% of a step's time."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""
@@ -170,7 +170,7 @@ def measure_matmul(runtime: Runtime) -> float:
 def measure_product(device: str, dtype: str) -> float:
     """Return the throughput of a matrix multiplication in FLOP/s: the best result within 0.3 s.
 
-    On a CPU, one thread computes it. Its matrices are small, so that some repetitions are not interrupted.
+    On a CPU, one thread multiplies, and the matrices are small, so that some repetitions are not interrupted.
     """
     size = 192 if device == "cpu" else 4096
     a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)

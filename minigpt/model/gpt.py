@@ -168,7 +168,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the weights as GPT-2 does, from torch's global generator: standard deviation 0.02, biases zero.
+        """Draw the weights from torch's global generator: standard deviation 0.02, biases zero.
 
         The projections into the residual stream are scaled by 1 / sqrt(2 n_layer) (Radford et al. 2019, section
         2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output

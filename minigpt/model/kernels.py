@@ -4,7 +4,7 @@ A layer calls `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's im
 `use_kernels` (gpt.py) sets those of a `Runtime`. `rms_norm_fast` and `apply_rope` have plain forms for torch.compile,
 which fuses operations itself.
 
-Both implementations agree up to rounding, except dropout: `CPU` rounds the probability to a multiple of 1/256.
+The two implementations agree up to rounding, except for dropout: `CPU` rounds its probability to a multiple of 1/256.
 
 Letters in shapes: B batch, H heads, T positions, D head size, N = B H.
 """
@@ -188,7 +188,7 @@ class _RMSNorm(torch.autograd.Function):
 def apply_rope(x: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + D/2]) of x (..., D) by its angle; cos_sin is (2, ..., D/2).
 
-    This is RoPE (Su et al. 2021, section 3.4.2, https://arxiv.org/abs/2104.09864).
+    This is RoPE, except that Su et al. 2021 pair neighbors (section 3.4.2, https://arxiv.org/abs/2104.09864).
     """
     if not torch.compiler.is_compiling():
         return _apply(_Rope, x, *cos_sin)

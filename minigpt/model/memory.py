@@ -64,7 +64,7 @@ def training_memory(
 ) -> Memory:
     """Return what each process needs if the activations of a sequence take `sequence_bytes`."""
     weights, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
-    gradients = weights * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
+    gradients = weights * (1 + math.ceil(math.log2(shards)))  # sums for each level of a tree, and the newest gradients
     activations = config.train.sequences_at_once * int(sequence_bytes * _heap(device))
     return Memory(program, weights, gradients, 2 * weights, weights if processes > 1 else 0, activations)
 

@@ -1,6 +1,6 @@
 """Recurrent networks, to compare with the transformer. They have the same interface.
 
-Each layer keeps a state for each sequence and updates it with every token, so it processes a text token by token:
+Each layer keeps a state for each sequence, and updates it with every token in one of three ways:
 
 - `rnn`: h = tanh(W x + U h) (Elman 1990, https://doi.org/10.1207/s15516709cog1402_1)
 - `lstm`: gates decide what a second state, the cell, forgets and adds (Hochreiter and Schmidhuber 1997,

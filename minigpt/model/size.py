@@ -12,7 +12,7 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
 
 
 def training_flops(config: ModelConfig, vocab_size: int) -> int:
-    """Return the floating-point operations to train on one token (Kaplan et al. 2020, table 1).
+    """Return the floating-point operations to train on one token (Chowdhery et al. 2022, appendix B).
 
     The forward pass takes two operations for each weight of a matrix, and 4 T C (context T, width C) in each layer
     for attention, half of them masked. The backward pass takes twice as many. Recurrent layers have no attention.

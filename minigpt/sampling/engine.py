@@ -259,7 +259,7 @@ def center_writers(config: ModelConfig, block: Mapping[str, Array]) -> dict[str,
 
 
 def _linear(weights: Mapping[str, Array], norm: str | None, *names: str) -> Linear:
-    """Join the matrices `names` side by side, and fold in the gain and bias of the preceding norm."""
+    """Stack the matrices `names`, and fold in the gain and bias of the preceding norm."""
     weight = np.concatenate([weights[f"{name}.weight"] for name in names])  # (out, in)
     bias = np.concatenate([weights[f"{name}.bias"] for name in names]) if f"{names[0]}.bias" in weights else None
     if f"{norm}.bias" in weights:
@@ -277,7 +277,7 @@ def _centered(weight: Array) -> Array:
 
 
 def angles(context: int, size: int) -> NDArray[np.float64]:
-    """Return the angles of RoPE and of sinusoidal positions, (context, size / 2)."""
+    """Return the angles of RoPE and of sinusoidal encodings, (context, size / 2)."""
     frequencies = POSITION_BASE ** (-np.arange(0, size, 2) / size)
     theta: NDArray[np.float64] = np.arange(context)[:, None] * frequencies
     return theta

@@ -41,7 +41,7 @@ class SampledChar:
     """The index of its sample."""
     text: str
     logprob: float
-    """Its log-probability in nats, at temperature 1 and before filtering. For several bytes, it is their sum."""
+    """Its log-probability in nats, summed over its tokens, at temperature 1 and before filtering."""
 
 
 def generate(
@@ -109,7 +109,7 @@ def generate_ids(
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:
-    """Return the index of the first of `length` tokens that the model sees.
+    """Of `length` tokens, return the index of the first that the model sees.
 
     With a context of 8 and a short prompt, it is 0 for lengths up to 8, 4 for 9 to 12, 8 for 13 to 16, and so on.
     """
