@@ -17,7 +17,7 @@ from minigpt.training.learner import Learner, Loss
 
 
 def choose_loss(learner: Learner, tokens: Ids, log: Callable[[str], None]) -> Loss:
-    """Return the mean loss for `tokens` (N,), compiled if the runtime says so and all processes can (collective).
+    """Return the loss for batches of `tokens` (N,), compiled if the runtime says so and all processes can (collective).
 
     If `is_recordable`, record it. Raises UserError if that fails.
     """

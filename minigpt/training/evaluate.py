@@ -57,7 +57,7 @@ def evaluate(
 
     Windows start at most `stride` tokens apart, by default a full context. With a smaller stride, each token after the
     first window has at least `context - stride` tokens before it, which usually lowers the loss. `progress` receives
-    each batch's number of tokens. `processes` share the batches. Their loss is bitwise identical to that of one.
+    each batch's number of tokens. `processes` share the batches. The loss is bitwise identical to that of one process.
 
     With `by_position`, which needs one process, also return the loss at each position. The last window is left out if
     it is shorter than the context, so that each position has the same number of tokens.

@@ -1,6 +1,6 @@
 """The training loop: step, log, evaluate, save.
 
-Steps share no random state: the batch and dropout masks of a step depend only on the seed and the step. So a run that
+Steps share no random state: the seed and the number of a step decide its batch and its dropout masks. So a run that
 resumes in the same environment ends with bitwise identical weights, and evaluating, sampling or saving changes none.
 """
 
@@ -128,7 +128,7 @@ class Training:
         self.eval_every = eval_steps(config, self.steps, len(data.validation))
         self.frame_steps = frame_steps(config, self.steps, self.learner.parameter_count, self.learner.flops_per_token)
         self.unread: list[Tensor] = []
-        """The loss and gradient norm (2,) of each step that has not been read, on the device."""
+        """The unread loss and gradient norm (2,) of each step, on the device."""
         self.most_unread = 1 if learner.runtime.device == "cpu" else 100
         """Steps after which their losses are read at the latest: reading waits for a GPU."""
         self.gradient_norm = 0.0
@@ -202,7 +202,7 @@ class Training:
     def read(self) -> None:
         """Read the losses and norms of the latest steps, and wait for them.
 
-        Whatever uses the weights calls this first: a loss or norm that is not finite has spoiled them.
+        Evaluating and saving call this first: a loss or norm that is not finite has spoiled the weights.
 
         Raises:
             DivergedError: A loss or a norm is not finite. `state` is then that of the first such step.

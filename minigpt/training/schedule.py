@@ -84,8 +84,8 @@ def lr_factor(progress: float, config: OptimConfig) -> float:
 
     - "cosine": along half a cosine (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983)
     - "linear": linearly
-    - "wsd" (warmup, stable, decay): linearly during the last `decay` of the run (Hu et al. 2024,
-      https://arxiv.org/abs/2404.06395)
+    - "wsd" (warmup, stable, decay; Hu et al. 2024, https://arxiv.org/abs/2404.06395): linearly during the last `decay`
+      of the run
     - "constant": not at all
     """
     if progress < config.warmup:

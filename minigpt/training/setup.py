@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from minigpt.training.timing import StepTime
 
 DEFAULT = "stories"
-"""The preset of a run without a text: its sentences can be read, and its heads described."""
+"""The preset of a run without a text: its model writes readable sentences, and has heads that can be described."""
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
 
@@ -79,8 +79,8 @@ def prepare_run(
         text: A source of text, or several.
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
-        start: A checkpoint to start from. The new run has its weights, vocabulary and model settings.
-        processes: The number of processes that will train it. It is the default of `train.shards`.
+        start: A checkpoint to start from. The new run has its weights, vocabulary and model settings, except dropout.
+        processes: The number of processes that will train the run, and the default of `train.shards`.
 
     Raises:
         ConfigError: Settings are wrong, or would change the model of `start`.
@@ -169,7 +169,7 @@ def describe(config: RunConfig, data: TokenDataset) -> str:
 
 
 def _warn_of_text(data: TokenDataset) -> list[str]:
-    """Return a line if the text is too short or uniform to learn from, or its validation text too short to measure."""
+    """Return a line if a text is too short or uniform to train on, or its validation part too short to measure loss."""
     if data.tokenizer.vocab_size == 1:
         return ["the text repeats one character, so there is nothing to predict: its loss is 0"]
     if (characters := round(data.size * data.characters_per_token)) < ENOUGH:

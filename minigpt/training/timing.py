@@ -90,7 +90,7 @@ def timed_step(learner: Learner, tokens: Ids, number: int) -> tuple[float, float
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
     """Return the runtime of each process of a run that computes `flops` FLOP, and whether its device is available."""
-    threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # workers start with their share
+    threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # processes start with their share
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     try:
         device = pick_device(config.device, local_rank=0 if processes > 1 else None)
