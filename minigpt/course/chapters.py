@@ -26,7 +26,7 @@ class Number:
         """Return the range of the course, in which a reader's value should be.
 
         One of three times, a sixth seed is outside the range of five. So each end moves outward by half of the
-        distance between the ends, but not below zero, and of a share not above one.
+        distance between the ends, but not below zero and, for a share, not above one.
         """
         low, high = min(self.values), max(self.values)
         margin = (high - low) / 2

@@ -40,11 +40,11 @@ AGAIN = "train it again: python try10.py"
 TOLERANCE = 1e-3
 """The largest allowed difference between the reader's logits and minigpt's."""
 WINDOWS, LINKED_WINDOWS = 8, 32
-"""How many windows chapter 11 evaluates without each head, and in how many with links it measures copying."""
+"""How many windows chapter 11 evaluates without each head, and in how many `linked_windows` it measures copying."""
 
 
 def read_film(path: Path = FILM) -> list[Checkpoint]:
-    """Return the moments of a film as checkpoints, in order.
+    """Return the moments of a film as checkpoints, in the order of their steps.
 
     Raises:
         UserError: The film is missing, damaged or of another model, or its logits are not those of minigpt's model.

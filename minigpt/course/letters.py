@@ -1,7 +1,6 @@
 """What chapters 1 to 5 measure: tables of letters, an average, a score, the scale, and one head.
 
-The networks here, and those of `small`, are those that the reader writes, so the reader's own training gives about the
-same losses.
+The networks here compute what the reader's networks compute, so the reader's own training gives about the same losses.
 
 Letters in shapes: B batch, T time, C width, D head size, V vocabulary.
 Each network maps ids (B, T) to logits (B, T, V).

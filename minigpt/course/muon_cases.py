@@ -65,7 +65,7 @@ class _Largest(TorchFunctionMode):
 
 
 def _check_size(function: Callable[[Tensor], Any]) -> None:
-    """Raise Mistake if a tall matrix is not transposed first. Otherwise the same result takes much longer."""
+    """Raise Mistake if a tall matrix is not transposed first: then the same result takes much longer."""
     with _Largest() as largest:
         function(randn(64, 4))
     if largest.size > 64 * 4:

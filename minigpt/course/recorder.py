@@ -1,6 +1,6 @@
-"""Check the reader's `train` with a model that records what it is trained on.
+"""Check the reader's `train` and `train_gpt` with a model that records what it is trained on.
 
-The text is the ids 0, 1, 2, ..., so an id is also a position in the text, and the next letter of an id is one more.
+The text is the ids 0, 1, 2, ..., so an id is also a position in the text, and the id of the next letter is one more.
 
 Letters in shapes: B batch, T time, V vocabulary.
 """
