@@ -39,8 +39,7 @@ def muon(my: Any) -> Iterator[Case]:
         g = randn(*shape).double()
         mistakes = {
             "the gradient is not divided by its norm": rounds(g, divide=False),
-            "it takes three rounds, not five": rounds(g, 3),
-            "it takes ten rounds, not five": rounds(g, 10),
+            **{f"it takes {count} rounds, not 5": rounds(g, count) for count in (1, 2, 3, 4, 6, 10)},
             "the result is transposed": rounds(g).T,
         }
         name = f"orthogonalize(g) of shape {shape}"
@@ -80,6 +79,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "the gradient is not added to its mean again (Nesterov)": {"nesterov": False},
     "the updates are not scaled by the root of rows / columns": {"power": 0.0},
     "the updates are scaled by rows / columns, not by its root": {"power": 1.0},
+    "the updates are scaled by the root of columns / rows": {"is_inverse": True},
+    "the mean keeps 5% of its value at each step, not 95%": {"kept": 1 - MOMENTUM},
 }
 """How `_Muon` differs for each mistake of a reader."""
 
@@ -95,6 +96,8 @@ class _Muon:
     is_late: bool = False
     nesterov: bool = True
     power: float = 0.5
+    is_inverse: bool = False
+    kept: float = MOMENTUM
 
     def __post_init__(self) -> None:
         named = dict(self.gpt.named_parameters())
@@ -114,12 +117,13 @@ class _Muon:
             if self.is_late:
                 update = self.mean(name, update)
             ratio = p.size(0) / parts / p.size(1)
+            ratio = 1 / ratio if self.is_inverse else ratio
             p.mul_(1 - rate * self.decay).sub_(update, alpha=rate * max(1, ratio) ** self.power)
         self.rest.step()
 
     def mean(self, name: str, value: Tensor) -> Tensor:
         """Add `value` to the running mean with this name. Return the mean, moved toward `value` again if `nesterov`."""
-        mean = self.means.setdefault(name, torch.zeros_like(value)).lerp_(value, 1 - MOMENTUM)
+        mean = self.means.setdefault(name, torch.zeros_like(value)).lerp_(value, 1 - self.kept)
         return value.lerp(mean, MOMENTUM) if self.nesterov else mean
 
 
