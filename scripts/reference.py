@@ -42,7 +42,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--n-layer 6`).",
-        "`minigpt config show` prints each value and what set it. For the order, see",
+        "`minigpt config show` prints each value and what set it. For what overrides what, see",
         "[Choose settings](../guides/settings.md).",
     ]
     for name, section in RunConfig.model_fields.items():

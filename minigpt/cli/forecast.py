@@ -54,7 +54,7 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
 
     def count(layers: int) -> int:
         first_layers = changed(config, model={"n_layer": layers})
-        # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
+        # Fake tensors take no memory, but lack oneDNN's workspace for recurrent layers, so these layers are allocated.
         with nullcontext() if config.model.is_recurrent else FakeTensorMode():
             learner = Learner(first_layers, vocab_size, replace(runtime, device="cpu", compile=False))
             if (

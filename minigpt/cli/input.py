@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def read_text(path: str, encoding: str) -> str:
-    """Return the text of a source: a file, or "-" for standard input, as in every command."""
+    """Return the text of a source, such as a file, or "-" for standard input."""
     from minigpt.text.sources import open_corpus
 
     return "".join(open_corpus([path], encoding).blocks())

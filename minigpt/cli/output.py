@@ -99,8 +99,8 @@ def check_writable(out: Path | None, force: bool = False) -> None:
     """Check, before any work, that a command can write its output file.
 
     Raises:
-        UserError: It cannot be written, belongs to a run, or exists without `force`. A page that minigpt wrote may
-            always be replaced.
+        UserError: The file cannot be written, belongs to a run, or exists without `force`. A page that minigpt wrote
+            needs no `force`.
     """
     from tempfile import TemporaryFile
 

@@ -86,7 +86,7 @@ def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float 
 
 
 def is_overfitting(state: "TrainState") -> bool:
-    """Return whether, two evaluations after the best step, the validation loss is higher, the training loss lower."""
+    """Return whether, two or more evaluations after the best, validation loss is higher and training loss lower."""
     losses = (state.train_loss, state.validation_loss, state.train_loss_at_best, state.best_loss)
     if state.evaluations_since_best < 2 or None in losses:
         return False

@@ -1,4 +1,4 @@
-"""Check that the checkpoints of runs have not changed since they were written, and come from the same run."""
+"""Check that no checkpoint has changed since it was written, and that each belongs to the run of its folder."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path

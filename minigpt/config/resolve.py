@@ -79,7 +79,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def dotted(tree: Any, origin: str) -> dict[str, Any]:
-    """Flatten sections into values by dotted key. Raise a ConfigError that names `origin` if there are none."""
+    """Flatten sections, or None, into values by dotted key. Raise a ConfigError that names `origin` for other trees."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -118,7 +118,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 
     A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
     A source that changes the optimizer discards an earlier learning rate.
-    If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
+    If the family is recurrent, a source that sets it discards earlier values of `model.bias` and NO_ATTENTION.
 
     Args:
         sources: Settings, with the highest priority last.
@@ -281,7 +281,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
+    """Return the settings, by dotted key, that decide a run's result: its duration, and what a resume cannot change."""
     return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
 
 

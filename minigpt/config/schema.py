@@ -88,7 +88,7 @@ class ModelConfig(Section):
     bias: bool = False
     """Use biases in linear layers and layer norms."""
     position: Literal["learned", "sinusoidal", "rotary", "none"] = "rotary"
-    """Position encoding."""
+    """Positional encoding."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     """Normalization before each sublayer and before the logits."""
     activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
@@ -195,7 +195,7 @@ class SampleConfig(Section):
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens whose probability is below this fraction of the highest probability. 0: none."""
     seed: int = Field(1337, ge=0)
-    """Seed for sampling. `minigpt sample` ignores it and chooses a seed, unless you add `--seed`."""
+    """Seed for sampling. `minigpt sample` ignores this setting: it uses `--seed`, or else a random seed."""
 
     @property
     def has_own_prompt(self) -> bool:
@@ -250,4 +250,4 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "classic": {"bias": True, "position": "learned", "norm": "layernorm", "activation": "gelu", **OFF},
     **{family: {"bias": True, **NO_ATTENTION} for family in RECURRENT},
 }
-"""The defaults of each family that differ from the defaults of `ModelConfig`."""
+"""The defaults of each family, which replace those of `ModelConfig`."""

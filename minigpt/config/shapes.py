@@ -12,8 +12,8 @@ POSITION_BASE = 10_000.0
 def hidden_width(config: ModelConfig) -> int:
     """Return the hidden width of the MLP: 4 C, or 8 C / 3 rounded up to a multiple of 8 for SwiGLU.
 
-    SwiGLU's three matrices then have about as many parameters as two of width 4 C (Shazeer 2020,
-    https://arxiv.org/abs/2002.05202).
+    SwiGLU's three matrices then have about as many parameters as the two matrices of an MLP of width 4 C
+    (Shazeer 2020, https://arxiv.org/abs/2002.05202).
     """
     width = 4 * config.n_embd
     return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width

@@ -1,4 +1,4 @@
-"""Claims: true statements about attention, each with what is often said instead and the test that decides it.
+"""Claims: true statements about attention, each with the evidence that decides it.
 
 If a claim is about minigpt's own model, its test uses that model, and so also tests it. If the model has no option for
 something, such as attention without a mask, the test builds it. Recorded runs of the lab notebook (docs/project/lab)
@@ -33,9 +33,9 @@ class Experiment:
     finding: str
     """What the runs found, with a quantity in braces for each number.
 
-    A quantity is a variant for its final loss, `VARIANT/KEY` for another value of its runs, or `VARIANT/KEY[a:b]` for
-    the mean of a list from its a-th to its b-th number. Two of them with " - " or " / " between are their difference
-    or ratio by seed: `{lstm}`, `{lstm/best}`, `{lstm - baseline}`, `{lstm/gradient[91:107] / lstm/gradient[1:1]}`.
+    `VARIANT` means its final loss, `VARIANT/KEY` another value of its runs, and `VARIANT/KEY[a:b]` the mean of a list
+    from its a-th to its b-th number. Two quantities with " - " or " / " between mean their difference or ratio by seed:
+    `{lstm}`, `{lstm/best}`, `{lstm - baseline}`, `{lstm/gradient[91:107] / lstm/gradient[1:1]}`.
     """
     condition: Callable[..., bool]
     """Whether the finding is true. Receives the mean of each quantity, in the order of the text."""
@@ -135,7 +135,7 @@ def mean_and_error(values: Sequence[float]) -> str:
 
 
 def fmt(value: float | Tensor | Sequence[float]) -> str:
-    """Format numbers to three significant digits, separated by commas: 0.123, 4.57, 12,345, 3e-16."""
+    """Format numbers, separated by commas: 0.123, 4.57, 12,345, 3e-16."""
     value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, Sequence):
         return ", ".join(map(fmt, value))

@@ -1,7 +1,7 @@
 """Blocks and training.
 
-Each block adds two things to the vector of each token: what its attention collected from other positions, and what its
-MLP computed from that. Norms give the inputs of both similar sizes.
+Each block adds two things to the vector of each token: first what its attention collected, then what its MLP computed
+from the sum. Norms give the inputs of attention and MLP similar sizes.
 """
 
 from typing import Any

@@ -24,10 +24,7 @@ ENCODER = replace(TORCH, sdpa=lambda q, k, v, dropout: scaled_dot_product_attent
     mistake="Each position sees a different past, so the second layer can tell positions apart.",
 )
 def test_claim_order() -> str:
-    """Shuffle the earlier tokens in models without positional encodings: 1 to 3 layers, with and without the mask.
-
-    The mask reveals the order to the models of two and three layers.
-    """
+    """Shuffle the earlier tokens in models without positional encodings: 1 to 3 layers, with and without the mask."""
     ids = torch.arange(12)[None]
     shuffled = torch.cat((ids[:, torch.randperm(11)], ids[:, -1:]), dim=1)
     unmasked: list[float] = []
@@ -52,7 +49,7 @@ def test_claim_order() -> str:
     "After a minute of training, a model of 4 layers without positional encodings has a loss {none - learned} nats "
     "higher than with learned encodings, and {none - baseline} nats higher than with RoPE. Haviv et al. 2022 (arXiv "
     "2203.16634) found only small differences. Their models have 125 million parameters or more, predict words or "
-    "subwords, and train far longer. This one has 0.8 million and predicts characters.",
+    "subwords, and train far longer. The model here has 0.8 million and predicts characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
 )
 @trained(
@@ -65,12 +62,12 @@ def test_claim_order() -> str:
 def test_claim_no_positions() -> None: ...
 
 
-@claim("In a small model, RoPE, which encodes relative positions, gives a lower loss than added positions")
+@claim("In a small model, RoPE, which encodes relative positions, gives a lower loss than added encodings")
 @trained(
     "positions-4",
     "positions#which-positional-encodings-are-best",
     "After a minute of training, the loss with RoPE is {sinusoidal - baseline} lower than with sinusoidal and "
-    "{learned - baseline} lower than with learned positions.",
+    "{learned - baseline} lower than with learned encodings.",
     lambda *gaps: min(gaps) > 0.02,
 )
 def test_claim_rope() -> None: ...

@@ -74,8 +74,8 @@ def test_claim_vanishing_gradients() -> str:
     "rivals-pydoc",
     "recurrence#how-far-back-does-each-network-look",
     "On Python's documentation, the loss of a GPT is {baseline/by_position[17:32] - baseline/by_position[65:128]} "
-    "nats lower at positions 65 to 128 than at positions 17 to 32. The loss of an LSTM is "
-    "{lstm/by_position[17:32] - lstm/by_position[65:128]} nats lower there.",
+    "nats lower at positions 65 to 128 than at positions 17 to 32. For an LSTM, the "
+    "difference is {lstm/by_position[17:32] - lstm/by_position[65:128]} nats.",
     lambda gpt, lstm: gpt > 1.5 * lstm > 0,
 )
 def test_claim_attention_gradients() -> str:
@@ -103,8 +103,8 @@ def test_claim_attention_gradients() -> str:
 @trained(
     "rivals",
     "recurrence#does-attention-learn-more-than-recurrence",
-    "After a minute of training at equal size and time, the loss of a GPT on Tiny Shakespeare is {baseline}. Those of "
-    "an LSTM, a GRU and a plain recurrent network are {lstm}, {gru} and {rnn}.",
+    "After a minute of training at equal size and time, the loss of a GPT on Tiny Shakespeare is {baseline}. The "
+    "losses of an LSTM, a GRU and a plain recurrent network are {lstm}, {gru} and {rnn}.",
     lambda gpt, lstm, gru, rnn: lstm < gpt,
 )
 def test_claim_lstm() -> None: ...
