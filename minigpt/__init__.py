@@ -1,6 +1,6 @@
 """minigpt: train your own character-level GPT on any text, and look inside it.
 
-Load the run that was trained last, and generate text. This does not need PyTorch. Jupyter displays each result:
+Load the run that was trained last, and generate text without PyTorch:
 
     import minigpt
 

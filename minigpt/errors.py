@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
-"""Control characters, line separators, and characters that change the text direction."""
+"""Control characters but tab and newline, line separators, and characters that change the text direction."""
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class UserError(Exception):
 
 @dataclass(eq=False)
 class ConfigError(UserError):
-    """Settings that are unknown, invalid or contradictory. Each problem has its own line."""
+    """Settings that are unknown, invalid or contradictory. `resolve` gives each problem its own line."""
 
     wrong: Mapping[str, str] = field(default_factory=dict)
     """The problem with each wrong setting, by its key. The problem begins with the key."""
@@ -77,7 +77,7 @@ class RunNotFoundError(UserError):
     """The names of the newest runs."""
     name: str = ""
 
-    def __str__(self) -> str:  # in Python. The command line may have a better hint
+    def __str__(self) -> str:  # for Python: the command line may have a better hint
         return f"{self.problem}; available runs: {', '.join(map(escape, self.names))}" if self.names else self.problem
 
 
@@ -138,7 +138,7 @@ class LostProcessError(TrainingError):
 
 
 class OtherProcessError(UserError):
-    """Another process of the run has failed. It prints the problem."""
+    """Another process of the run has failed. That process prints the problem."""
 
 
 class DeviceError(UserError):

@@ -21,7 +21,7 @@ def publish(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
     The block creates a file or a folder of files there. A file replaces a file at `path`, and a folder
-    replaces a folder. The permissions stay.
+    replaces a folder. The permissions of `path` stay.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -126,7 +126,7 @@ def open_within(path: Path, folder: Path, limit: int | None = None) -> Iterator[
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
     """Return the contents of a file, opened with `open_within`. Raises UserError.
 
-    Raise MemoryError if free memory is less than twice the file: its contents, and what is parsed from them.
+    Raise MemoryError if free memory is less than twice the file's size, for the contents and the parsed result.
     """
     with open_within(path, folder, limit) as file:
         size = os.fstat(file.fileno()).st_size

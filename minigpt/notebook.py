@@ -56,7 +56,7 @@ class Loss:
     losses: NDArray[np.float64]
     """The loss of each character in nats, (N,). The first loss is NaN: nothing predicts the first character."""
     uniform: float
-    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. The darkest color starts here."""
+    """The loss of a uniform guess, ln(vocabulary size), in nats. The darkest color starts at this loss."""
 
     @property
     def mean(self) -> float:
@@ -121,12 +121,12 @@ class Model:
             length: The most tokens to generate.
             temperature: Higher is more random. 0: always the most likely token.
             seed: Equal seeds give equal texts if nothing else differs.
-            stop: End before this text. Of several texts, end before the one that occurs first.
+            stop: End before this text. Of several texts, end before the one that is completed first.
             settings: Other settings of the section `sample`, such as `top_k`.
 
         Raises:
             UnknownCharacterError: The prompt has characters outside the vocabulary.
-            ConfigError: A setting is unknown or out of range.
+            ConfigError: A setting is unknown or invalid.
         """
         settings |= {"length": length, "temperature": temperature, "seed": seed}
         chosen = {f"sample.{key}": value for key, value in settings.items() if value is not None}
@@ -144,7 +144,7 @@ class Model:
     def loss(self, text: str) -> Loss:
         """Measure how well the model predicts each character of a text but the first.
 
-        A text longer than the context is cut into adjacent windows, as in `minigpt eval`. This imports torch.
+        A text longer than the context is cut into adjacent windows, as in `minigpt eval`. Imports torch.
 
         Raises:
             UnknownCharacterError: The text has characters outside the vocabulary.
@@ -173,7 +173,7 @@ class Model:
         return Loss(text, np.array(losses), math.log(tokenizer.vocab_size))
 
     def inspect(self, text: str) -> Page:
-        """Return the page of `minigpt inspect`, which starts with the last tokens of a text. This imports torch.
+        """Return the page of `minigpt inspect`, which starts with the last tokens of a text. Imports torch.
 
         Raises:
             TextError: The text is empty.
@@ -226,7 +226,7 @@ def load(run: str = "last", which: str | int | None = None) -> Model:
 
     Args:
         run: A run as in every command: "mine", "mine@400", "last", its folder, or the folder of a checkpoint.
-        which: "best" (the default), "last", or a step.
+        which: "best", "last" or a step. By default, what `run` names, or else the best.
 
     Raises:
         RunNotFoundError: There is no such run.

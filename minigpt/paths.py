@@ -42,7 +42,7 @@ def is_run(folder: Path) -> bool:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder of a checkpoint or frame, or None if the folder is outside a run."""
+    """Return the run folder of a checkpoint or frame, or None if `checkpoint` is outside a run."""
     path = checkpoint.absolute()
     return path.parents[1] if path.parent.name in (CHECKPOINTS, FRAMES) else None
 

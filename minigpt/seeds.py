@@ -1,4 +1,4 @@
-"""Derive seeds from keys. Each random choice has its own key, so a resumed run needs no saved random state."""
+"""Derive seeds from keys such as `(seed, "epoch", 3)`, so a resumed run needs no saved random state."""
 
 import hashlib
 

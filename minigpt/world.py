@@ -10,7 +10,7 @@ from pathlib import Path
 
 SPIN_COUNT = "10000"
 """How often an OpenMP thread on Linux looks for work before it sleeps. A higher count takes
-the time of other threads on a busy machine."""
+CPU time from other threads on a busy machine."""
 
 
 def set_variables() -> None:
@@ -73,6 +73,6 @@ def system_table(path: str) -> str:
 
 
 def bytes_in(table: str, name: str) -> int | None:
-    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". Return None if there is none."""
+    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB", or None if it is missing."""
     match = re.search(rf"{name}:\s+(\d+)", system_table(table))
     return int(match[1]) * 1024 if match else None

@@ -36,7 +36,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def own_loss(checkpoint: Checkpoint) -> float | None:
-    """Return the validation loss of these weights. None if an earlier step had a lower loss, or nobody measured it."""
+    """Return the validation loss of these weights. None if an earlier step had a lower loss, or the loss is unknown."""
     state = checkpoint.metadata.state
     return state.best_loss if state.best_step == state.step else None
 

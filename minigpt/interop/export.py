@@ -34,7 +34,7 @@ class Format(Protocol):
     """The other program, as messages name it."""
 
     def write(self, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write the files of the format into an existing empty folder. Raises what `export` raises."""
+        """Write the files of the format into an empty folder. May raise NoCounterpartError, UserError or OSError."""
 
     def load(self, folder: Path) -> Logits:
         """Open the files in the other program. Raises ImportError if the program is missing or too old."""
@@ -55,9 +55,9 @@ class Agreement:
     largest: float
     """The largest absolute logit."""
     same_text: bool
-    """Whether the greedy text is equal, within the context."""
+    """Whether the greedy texts are equal, within the context."""
     tokens: int
-    """The length of that text in tokens, with its prompt."""
+    """The length of the greedy text in tokens, with its prompt."""
 
 
 def export(checkpoint: Checkpoint, to: str, folder: Path) -> None:
@@ -87,8 +87,8 @@ def export(checkpoint: Checkpoint, to: str, folder: Path) -> None:
 def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     """Compare an exported model with minigpt's own. Return None if the other program is missing or too old.
 
-    It compares the logits of a sampled text and of minigpt's greedy text. The greedy texts are equal if the other
-    program ranks each token of minigpt's first, given the tokens before.
+    Compare the logits of a sampled text and of minigpt's greedy text. The greedy texts are equal if the other program
+    ranks each token of minigpt's text first, given the tokens before.
     """
     try:
         other = FORMATS[to].load(folder)

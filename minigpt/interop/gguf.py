@@ -29,11 +29,11 @@ PROGRAM = "llama.cpp"
 FILE = "model.gguf"
 
 ACTIVATIONS = {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}
-"""The activation that llama.cpp computes in each architecture. The names are those of transformers."""
+"""Our name for the activation that llama.cpp computes, by the `model_type` of transformers."""
 XIELU_SCALE = 64
 """The activation of apertus is xIELU (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010): p x^2 + b x above 0.
 
-llama.cpp computes p = b + softplus(alpha_p), which is exactly 64 for alpha_p = 64 and b = 0. Dividing `up` by 8 then
+llama.cpp computes p = softplus(alpha_p), which is exactly 64 for alpha_p = 64. With b = 0, dividing `up` by 8 then
 gives x^2. Below 0, the factor b + softplus(alpha_n) is 0 for alpha_n = -200.
 """
 
@@ -90,7 +90,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_tokenizer_model("rwkv")
     writer.add_token_list(["".join(f"\\x{byte:02x}" for byte in token) for token in tokens])
     writer.add_token_types([1] * len(tokens))  # normal tokens
-    writer.add_unk_token_id(tokens.index(b" ") if b" " in tokens else 0)  # without it, an unknown byte aborts
+    writer.add_unk_token_id(tokens.index(b" ") if b" " in tokens else 0)  # without it, an unknown byte aborts llama.cpp
 
 
 def load(folder: Path) -> Logits:

@@ -38,7 +38,7 @@ class Architecture:
     activations: Mapping[str, str]
     """The names of the activations that it supports."""
     tensors: Mapping[str, tuple[str, ...]]
-    """Its names for each layer of minigpt. Queries, keys and values may be separate, and QK-norm may appear twice."""
+    """Its names for each module of minigpt. Queries, keys and values may be separate, and QK-norm may appear twice."""
 
 
 GPT2 = Architecture(
@@ -176,7 +176,7 @@ def their_names(kind: Architecture, ours: str) -> list[str]:
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
     """Yield our name, transformers' name and the array of each tensor. The tied output matrix is not repeated.
 
-    In GPT2, all linear layers and norms have biases, which are zero for models without biases. In the others, none has.
+    In GPT2, all linear layers and norms have biases, zero for models without biases. Other architectures have none.
     """
     model, weights = checkpoint.config.model, checkpoint.weights
     kind = architecture(model)
@@ -219,7 +219,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
 def load(folder: Path) -> Logits:
     """Load the folder with transformers."""
-    from transformers import AutoModelForCausalLM, TokenizersBackend, logging  # noqa: F401 - older ones lack it
+    from transformers import AutoModelForCausalLM, TokenizersBackend, logging  # noqa: F401 - older versions lack it
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -29,7 +29,7 @@ from minigpt.training.setup import name_stem
 COMPILED = "_orig_mod."
 """The prefix that torch.compile gives to the names of tensors."""
 ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "context", "bias": "bias"}
-"""Our name for each setting of nanoGPT."""
+"""Our names for settings of nanoGPT."""
 
 
 def create_run(
@@ -42,7 +42,7 @@ def create_run(
 
     Raises:
         TextError: The text cannot be read.
-        UserError: As `read` does.
+        UserError: `read` raises it.
         RunExistsError: The name is taken.
     """
     text = scan(open_corpus([source], encoding))
@@ -67,7 +67,7 @@ def create_run(
 
 
 def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:
-    """Return the settings, weights and steps of ckpt.pt. nanoGPT is `classic` with the exact GELU.
+    """Return the settings, weights and steps of ckpt.pt. The family is `classic`, with the exact GELU.
 
     Raises:
         UserError: The file is damaged or no checkpoint of nanoGPT, or its vocabulary has another size than the text's.

@@ -1,4 +1,4 @@
-"""Measure checkpoints of runs, group the runs that differ only in the seed, and rank the comparable groups."""
+"""Measure checkpoints of runs, group the runs that differ only in the seed, and rank the groups if comparable."""
 
 import math
 import statistics
@@ -120,7 +120,7 @@ DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
     ("the runs were trained in different precisions ({})", lambda run: run.metadata.runtime.dtype),
     ("do not compare training times, because the machines or threads differ ({})", lambda run: run.machine),
 )
-"""What makes a comparison unequal beyond the columns of the table: a note, and the value that differs."""
+"""What can make a comparison unfair: a note, and a function that returns what differs."""
 
 
 def read_points(run: Path, split: str, *names: str) -> list[list[float]]:
@@ -172,7 +172,7 @@ def _grouped(runs: Sequence[Measured]) -> list[Group]:
 
 
 def _differing(groups: Sequence[Group], value: Callable[[Measured], object]) -> str:
-    """Return each distinct value with its groups, or "" if there is only one."""
+    """Return each distinct value with its groups, or "" if all values are equal."""
     names: dict[str, dict[str, None]] = {}
     for group in groups:
         for run in group.runs:

@@ -55,7 +55,7 @@ def _longest_matches(
     Args:
         symbols: Texts as numbers below `size`, (N,).
         ends: The end of the text of each symbol, (N,).
-        other: Another text as numbers below `size`, whose last number is in no text.
+        other: Another text as numbers below `size`, whose last number is not in `symbols`.
         positions: Positions in `other`.
     """
     longest, starts, depth = np.zeros(len(symbols), np.int64), np.arange(len(symbols)), 0

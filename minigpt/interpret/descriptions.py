@@ -36,7 +36,7 @@ class Description:
 
     phrase: str
     share: float | None = None
-    """The share of its attention on the keys of the phrase. None: the phrase is not a pattern or a link."""
+    """The share of the head's attention on the keys of the phrase. None: the phrase is not a pattern or a link."""
     uniform: float | None = None
     """The same share for uniform attention."""
 
@@ -50,7 +50,7 @@ def score_model(
 ) -> dict[str, Score]:
     """Return the statistics of all heads at the start of the validation `split`, or else in the `excerpt`.
 
-    If the split is from `builtin:stories`, they include those of links.
+    Include the statistics of links if the split is from `builtin:stories`.
     """
     length, split = min(model.config.context, MAX_LENGTH), excerpt[:0] if split is None else split
     starts = range(0, len(split) - length + 1, length)[: 16 * LINKED_WINDOWS]

@@ -34,7 +34,7 @@ def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, p
 
     Args:
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
-        interest: The factor of each drop, (N, P).
+        interest: The factor by which each drop counts, (N, P).
         allowed: The heads that may be chosen, (N,).
         preferred: The positions to prefer among those where the whole model's highest probability is at least `CLEAR`,
             (P,).

@@ -57,7 +57,7 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, length:
 
 
 def validation_split(checkpoint: Checkpoint) -> Ids | None:
-    """Return the validation tokens, on which heads are measured, or None without them."""
+    """Return the validation tokens, on which heads are measured, or None if unavailable."""
     config, metadata = checkpoint.config.data, checkpoint.metadata
     with suppress(UserError):
         return reload_dataset(config, metadata.fingerprint, checkpoint.tokenizer, metadata.characters).validation
@@ -65,7 +65,7 @@ def validation_split(checkpoint: Checkpoint) -> Ids | None:
 
 
 def opening_excerpt(checkpoint: Checkpoint, tokens: Ids) -> Excerpt:
-    """Return an excerpt near the start of the validation split, of whole paragraphs, lines or words if possible."""
+    """Return an excerpt near the start of the validation split, of whole lines or words if possible."""
     ahead = characters(checkpoint.tokenizer, np.asarray(tokens[:READ_AHEAD]))
     breaks = [i + 1 for i, character in enumerate(ahead) if "\n" in character]
     paragraphs = [i for i in breaks if ahead[i - 2 : i] == ["\n", "\n"]]
@@ -78,7 +78,7 @@ def opening_excerpt(checkpoint: Checkpoint, tokens: Ids) -> Excerpt:
 
 
 def generated_excerpt(checkpoint: Checkpoint) -> Excerpt:
-    """Generate an excerpt with the model, if the text of its run is not available."""
+    """Generate an excerpt with the model of a run whose text is not available."""
     length = min(DEFAULT_TOKENS, checkpoint.config.model.context)
     settings = checkpoint.config.sample.model_copy(update={"length": length})
     prompt = checkpoint.tokenizer.encode(settings.prompt or "\n", "replace")

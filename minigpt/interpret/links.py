@@ -26,7 +26,7 @@ RIVALS = {"he": "not he", "she": "not she"}
 """A head that finds a name attends to this name more than to the other child's name."""
 
 WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "his"), BOYS)
-"""The names that a name or pronoun can refer to."""
+"""For each name and pronoun, all names of girls, or all names of boys."""
 WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[bdfgklmnprstvz][aeiou]){{2}})\b")
 """Line breaks, names, pronouns, and invented words of three syllables."""
 
@@ -40,8 +40,8 @@ class Link(NamedTuple):
 
     query: int
     keys: dict[str, tuple[int, ...]]
-    """By the names of SCORES: the next character in the earlier words, or the characters of earlier names and of the
-    pronoun."""
+    """By the names of SCORES: the next character in earlier occurrences of the word, or the characters of earlier
+    names and of the pronoun."""
 
 
 def links(text: str) -> Iterator[Link]:

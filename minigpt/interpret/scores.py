@@ -43,7 +43,7 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     """Return the statistics of the attention weights (L, H, T, S) by name: PATTERNS, distance and entropy."""
     position = torch.arange(len(characters))
     measures: dict[str, Callable[[Tensor], Tensor]] = {
-        "distance": lambda rows: (rows * (position[:, None] - position)[1:]).sum(-1).mean(-1),  # in characters
+        "distance": lambda rows: (rows * (position[:, None] - position)[1:]).sum(-1).mean(-1),  # in tokens
         "entropy": lambda rows: torch.special.entr(rows).sum(-1).mean(-1),  # in nats
     }
     weights, uniform = weights.double(), uniform_attention(len(characters))

@@ -12,7 +12,7 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from at most this number of tokens, the last, and evaluate no longer text. They take seconds."""
+"""The methods learn from the last tokens, at most this number. A longer validation text is not evaluated."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]
@@ -78,7 +78,7 @@ def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
 
 
 def xz_loss(train: Ids, validation: Ids, tokenizer: Tokenizer) -> float:
-    """Return by how much the validation text lengthens the compressed text, in nats per token.
+    """Return by how much the validation text lengthens the compressed training text, in nats per token.
 
     Unlike a model, `xz` also learns from the validation text as it goes.
     """

@@ -30,7 +30,7 @@ class Film:
     """The moments of a run from which the page chooses those that it shows."""
 
     moments: list[Checkpoint] = field(default_factory=list)
-    """Checkpoints and frames in order, also the moment that the page opens with. Empty: there is no film."""
+    """Checkpoints and frames, sorted by step, including the opened moment. Empty: there is no film."""
     room: int = MOST_MOMENTS
     """The number of moments that fit into the page."""
     log: Callable[[str], None] | None = None
@@ -55,7 +55,7 @@ class Film:
         if run is None:
             raise UserError("a checkpoint folder has no other steps; name its run")
         room = most_moments(opened.weights, [other.weights for other in others])
-        saved = sorted({*saved_steps(run), step})  # it may be quarantined
+        saved = sorted({*saved_steps(run), step})  # `opened` may be quarantined
         if len(saved) == 1:
             more = "training keeps more" if opened.metadata.imported else "train.frames keeps more, in longer runs"
             log(f"no film: the run has the weights of only one step ({more})")
@@ -90,7 +90,7 @@ class Film:
 
 
 def most_moments(opened: Weights, others: Sequence[Weights]) -> int:
-    """Return how many moments fit into a page with these models, also the opened one. Below 2, there is no film."""
+    """Return how many moments fit into a page with these models, counting the opened one. Below 2, there is no film."""
     taken = sum(map(packed_size, (opened, *others)))
     return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / packed_size(opened)))
 
@@ -102,7 +102,7 @@ def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[i
     last and the opened moment are chosen if `limit` allows it. Otherwise, only the opened moment is.
 
     Args:
-        chances: The probability (T) that each moment, in order, gives to the letters of the text.
+        chances: The probabilities (T) that each moment gives to the letters of the text, sorted by step.
         limit: The most moments to choose.
         opened: The index of the moment that the page opens with.
     """

@@ -42,7 +42,7 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Start:
-    """What the page shows first. By default, the letter that depends most on one head, and this head."""
+    """What the page shows first. Default: a letter for which one head matters, and this head (see `_choose_start`)."""
 
     layer: int | None = None
     head: int | None = None
@@ -64,7 +64,7 @@ def build_page(
     Args:
         checkpoint: The model to show.
         excerpt: The text that the page starts with.
-        film: The moments of its run, of which the page shows some: see `choose_moments`.
+        film: The moments of the checkpoint's run, of which the page shows some: see `choose_moments`.
         others: Models with the same vocabulary, to compare the model with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
@@ -216,9 +216,9 @@ def _logits(model: Model, ids: Ids) -> Tensor:
 def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | None]:
     """Return the token to select, and the head that matters most there. None: there are no heads.
 
-    Without `start.at_end`, it is a token in the second half of the text: see `strongest_effect`, which prefers those
-    before a letter. The last token is left out, because nothing follows it. A drop counts more if the head attends to
-    one letter far back, since a reader can see this. A drop after a space counts twice: the head chooses the word.
+    Without `start.at_end`, the token is in the second half of the text: see `strongest_effect`, which prefers tokens
+    before a letter. The last token is left out, because nothing follows it. A drop in probability counts more if the
+    head attends to one letter far back, which a reader can see. A drop after a space counts twice: a word begins there.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
     at = torch.arange(T - 1, T) if start.at_end else torch.arange(T // 2, max(T // 2 + 1, T - 1))  # (P,)
