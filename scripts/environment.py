@@ -69,15 +69,17 @@ def choose_torch() -> None:
     if not _finds_torch():
         fail("pip finds no PyTorch: check your network, then type this again (pip index versions torch says more)")
     _, settings = output(program("python"), "-m", "pip", "config", "list")
-    is_chosen = re.search(r"\b(index-url|find-links|no-index)=", settings)
-    if sys.platform != "linux" or is_chosen or not output(program("python"), "-c", CALL_DRIVER)[0]:
+    if sys.platform != "linux" or not output(program("python"), "-c", CALL_DRIVER)[0]:
         return
-    if _finds_torch("--index-url", CPU_INDEX):
+    if re.search(r"\b(index-url|find-links|no-index)=", settings):
+        problem = "Your settings of pip say where packages come from"
+    elif _finds_torch("--index-url", CPU_INDEX):
         os.environ["PIP_EXTRA_INDEX_URL"] = CPU_INDEX  # its 2.13.0+cpu is later than 2.13.0
+        return
     else:
-        print(
-            f"Cannot reach {CPU_INDEX}: installing PyTorch's default build, which can be gigabytes larger", flush=True
-        )
+        problem = f"Cannot reach {CPU_INDEX}"
+    larger = "which can be gigabytes larger than the CPU build"
+    print(f"{problem}: installing pip's choice of PyTorch, {larger}", flush=True)
 
 
 def run(*command: "str | Path") -> int:

@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """Train what a chapter needs, and print your numbers beside those of the course.
 
-    Larger models are runs, such as course-6-rotary: Ctrl-C saves them, and the same command resumes.
+    Larger models are trained as runs, such as course-6-rotary. Ctrl-C saves them, and the same command resumes them.
     """
     from minigpt.course.chapters import CHAPTERS
 

@@ -29,7 +29,7 @@ class Answer(BaseModel):
 
 
 def check(chapter: int, path: Path) -> Answer:
-    """Compare the reader's code for chapters 1 to `chapter`.
+    """Compare the results of the reader's code for chapters 1 to `chapter` with the right ones.
 
     The file is the reader's own: it runs with all of the reader's rights, without a sandbox.
 

@@ -163,7 +163,7 @@ def _torch_adamw(parameters: Any, kind: Any = torch.optim.AdamW, beta2: float = 
 
 
 def _three_steps(make: Callable[[list[nn.Parameter]], Any], *rate: float) -> Tensor:
-    """Return a matrix and a vector after three steps of the optimizer that `make` returns for them."""
+    """Return a matrix and a vector, flattened into one, after three steps of the optimizer that `make` returns."""
     parameters = [nn.Parameter(randn(4, 3)), nn.Parameter(randn(3))]
     optimizer = make(parameters)
     for step in range(3):

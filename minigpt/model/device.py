@@ -1,6 +1,6 @@
 """The device, precision, threads, kernels and compilation of a run.
 
-`choose_runtime` decides and changes nothing. `configure_torch` sets up this process accordingly.
+`choose_runtime` only decides. `configure_torch` sets up this process accordingly.
 """
 
 import ctypes

@@ -97,8 +97,8 @@ def test_claim_attention_gradients() -> str:
 @claim(
     "In a minute on a CPU, a small LSTM learns Tiny Shakespeare faster than a GPT of its size",
     said="Attention replaces recurrent networks because these forget.",
-    mistake="At this scale, it does not. Recurrent networks do forget: also after training, their gradients vanish "
-    "with distance. But the next character of this text depends mostly on the last 16 characters.",
+    mistake="At this scale, attention has no advantage. Recurrent networks do forget: also after training, their "
+    "gradients vanish with distance. But the next character of this text depends mostly on the last 16 characters.",
 )
 @trained(
     "rivals",

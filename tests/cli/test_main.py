@@ -250,7 +250,7 @@ def interrupted_at(module: str, arguments: str, folder: Path) -> "subprocess.Com
     A handler may let an import end before it interrupts the program, which waits for that, however busy the machine.
     """
     program = f"""
-import builtins, signal, sys, threading
+import builtins, signal, sys, time
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == {module!r}:
@@ -258,12 +258,14 @@ class Finder:
             signal.raise_signal(signal.SIGINT)
 def importing(*arguments):
     imports.append(arguments)
-    try: return original(*arguments)
-    finally:
-        imports.pop()
-        if sent and not imports:
-            sent.clear()
-            threading.Event().wait()
+    try:
+        module = original(*arguments)
+        while sent and len(imports) == 1: time.sleep(0.01)
+        return module
+    except KeyboardInterrupt:
+        sent.clear()
+        raise
+    finally: imports.pop()
 from minigpt.cli.main import main
 sent, imports, original = [], [], builtins.__import__
 builtins.__import__ = importing

@@ -16,6 +16,7 @@ import environment
 import pytest
 
 DEFAULT, CPU = "2.13.0", "2.13.0+cpu"
+LARGER = "installing pip's choice of PyTorch, which can be gigabytes larger than the CPU build\n"
 CLOSED = "http://127.0.0.1:9"  # nothing answers at the port of the discard protocol
 
 
@@ -76,7 +77,7 @@ def test_pip_takes_the_cpu_build_if_its_index_answers(
     machine.setattr(environment, "CPU_INDEX", cpu_index)
     machine.setenv("PIP_PYPI_URL", f"{index}/default")
     environment.choose_torch()
-    told = f"Cannot reach {cpu_index}: installing PyTorch's default build, which can be gigabytes larger\n"
+    told = f"Cannot reach {cpu_index}: {LARGER}"
     assert capsys.readouterr().out == ("" if does_answer else told)
     code, text = environment.output(
         Path(sys.executable), "-m", "pip", "download", "--no-deps", "-d", str(tmp_path), f"torch=={DEFAULT}"
@@ -90,7 +91,7 @@ def test_pip_takes_the_cpu_build_if_its_index_answers(
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["GPU", "index", "system"])
 def test_pip_takes_the_default_build_with_a_gpu_another_index_or_another_system(
-    reason: str, index: str, machine: pytest.MonkeyPatch
+    reason: str, index: str, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.setattr(environment, "CPU_INDEX", f"{index}/cpu")
     machine.setenv("PIP_INDEX_URL" if reason == "index" else "PIP_PYPI_URL", f"{index}/default")
@@ -100,6 +101,8 @@ def test_pip_takes_the_default_build_with_a_gpu_another_index_or_another_system(
         machine.setattr(sys, "platform", "darwin")
     environment.choose_torch()
     assert "PIP_EXTRA_INDEX_URL" not in os.environ
+    told = f"Your settings of pip say where packages come from: {LARGER}" if reason == "index" else ""
+    assert capsys.readouterr().out == told
 
 
 def failure(capsys: pytest.CaptureFixture[str]) -> str:
