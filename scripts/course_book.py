@@ -39,12 +39,12 @@ def fill(page: str, chapter: Chapter) -> str:
 
 
 def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of chapter 11: what each seed reached, and when that was recorded."""
+    """Return the table of chapter 11: what the first seeds reached, and when all were recorded."""
     lines = [
         "| seed | loss | half at step | P(`A`) | finds Anna, without it | most needed, without it |",
         "|--:" * 6 + "|",
     ]
-    for row in rows:
+    for row in rows[:8]:
         heads = f"{row['head']}, {row['without head']:.0%} | {row['needed']}, {row['without']:.0%}"
         lines.append(f"| {row['seed']} | {row['loss']:.3f} | {row['half'] or 'none'} | {row['A']:.0%} | {heads} |")
     dates = sorted({row["recorded"] for row in rows})
@@ -53,10 +53,11 @@ def _table_of_films(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _summary_of_films(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Return the number of films, or the range of a value."""
+    """Return the number of films, of all or of those that passed or need one head, or the range of a value."""
     passed = [row for row in rows if row["half"] is not None]
-    if name in ("count", "passed"):
-        return str(len(rows if name == "count" else passed))
+    counts = {"count": len(rows), "passed": len(passed), "need": sum(row["without"] <= 0.5 for row in rows)}
+    if name in counts:
+        return str(counts[name])
     values = sorted(row[name] for row in (passed if name == "half" else rows) if name in row)
     styles = {"half": ".0f", "A": ".0%", "without": ".0%"}
     low, high = (f"{value:{styles.get(name, '.3f')}}" for value in (values[0], values[-1]))
