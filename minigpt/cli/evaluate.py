@@ -97,7 +97,7 @@ def evaluate(
 def _measure(
     checkpoint: "Checkpoint", tokens: "Ids", stride: int | None, by_position: bool, device: str
 ) -> tuple["EvalResult", str, str]:
-    """Return the result for the tokens (N,), the windows in words, and the precision."""
+    """Return the result for the tokens (N,), a description of the windows, and the precision."""
     from tqdm import tqdm
 
     from minigpt.model.device import choose_runtime, configure_torch

@@ -115,8 +115,8 @@ def train(
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
-    Without --minutes, this takes a few minutes on two server cores. Without TEXT, train on little stories, as with
-    --config stories. Ctrl-C saves and stops.
+    Without --config and --minutes, this takes a few minutes on two server cores. Without TEXT and --config, train on
+    little stories, as with --config stories. Ctrl-C saves and stops.
 
     Examples:
       minigpt train

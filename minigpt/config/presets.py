@@ -1,4 +1,4 @@
-"""Presets: shipped ones by name, and user files by path."""
+"""Settings by name: presets, and YAML files by path."""
 
 import os
 import re

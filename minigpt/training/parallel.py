@@ -1,7 +1,7 @@
 """Several processes that train one model, as torchrun starts them, or `ONE`.
 
 Each process works on its shards of every batch. Unless `runtime.exact` is false, the summed gradients are bitwise
-identical for any number of processes. A sum of floating-point numbers depends on its order, so the order is fixed:
+identical for each number of processes that is allowed. A sum of floating-point numbers depends on its order, so the order is fixed:
 shards are added in pairs, pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes
 finish the tree. Each sum has two terms, and a + b equals b + a.
 """
@@ -181,7 +181,7 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        UserError: The other processes cannot be found, or one ends before or after training.
+        UserError: The other processes cannot be found, or contact with one is lost outside of `train`.
     """
     if not is_one_of_several():
         yield ONE

@@ -26,7 +26,7 @@ from minigpt.model.gpt import attention_weights
     "attention#does-attention-need-its-scale",
     "A small GPT-2 trains for half a minute. With initial weights of queries, keys and values that are ten times as "
     "large, its loss is {unscaled, large weights} without the scale. With the scale, it is {large weights}. With the "
-    "usual weights, scores are small anyway: the loss is {unscaled} without the scale and {baseline} with it.",
+    "usual weights, scores are small anyway. The loss is then lower without the scale, {unscaled} and not {baseline}.",
     lambda unscaled_large, large, unscaled, scaled: unscaled_large > large + 0.1 and unscaled < scaled,
 )
 def test_claim_scale() -> str:
