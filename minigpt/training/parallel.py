@@ -1,9 +1,9 @@
 """Several processes that train one model, as torchrun starts them, or `ONE`.
 
 Each process works on its shards of every batch. Unless `runtime.exact` is false, the summed gradients are bitwise
-identical for each number of processes that is allowed. A sum of floating-point numbers depends on its order, so the order is fixed:
-shards are added in pairs, pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes
-finish the tree. Each sum has two terms, and a + b equals b + a.
+identical for each number of processes that is allowed. A sum of floating-point numbers depends on its order, so the
+order is fixed: shards are added in pairs, pairs of shards in pairs, and so on. A process computes one subtree; sums
+over two processes finish the tree. Each sum has two terms, and a + b equals b + a.
 """
 
 import os
