@@ -257,3 +257,16 @@ test("a chosen head that no model has is ignored", () => {
     assert.deepEqual([state.head, state.shade], [null, "surprise"]);
   }
 });
+
+test("a look is drawn at once, and answers about heads share a frame", (context) => {
+  const app = started("ab"), kinds: unknown[] = [];
+  app.isScheduled = false;
+  let frames = 0;
+  context.mock.method(globalThis, "requestAnimationFrame", (draw: FrameRequestCallback) => (frames++, draw(0), 0));
+  answer(app, 0);
+  assert.equal(frames, 1);
+  for (; app.answers.sent; reply(app)) kinds.push(app.answers.sent.question.kind);
+  assert.deepEqual([kinds, frames], [["write", "effect", "effect"], 1]);
+  mock.timers.tick(200);
+  assert.equal(frames, 2);
+});
